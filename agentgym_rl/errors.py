@@ -1,0 +1,39 @@
+"""One small tree of errors, by who broke."""
+
+from __future__ import annotations
+
+
+class AgentGymError(Exception):
+    """Base of all errors that this project raises on purpose."""
+
+
+class ConfigError(AgentGymError, ValueError):
+    """The user's input is wrong: names the key or item, the value seen and what is allowed."""
+
+
+class EnvError(AgentGymError):
+    """An environment or its server failed; the message carries task, item, URL and step where known."""
+
+
+class EnvTimeout(EnvError):
+    """No answer in time."""
+
+
+class EnvUnreachable(EnvError):
+    """No connection to the server."""
+
+
+class EnvServerError(EnvError):
+    """The server answered with an error, or the environment reported one of its own."""
+
+
+class EnvProtocolError(EnvError):
+    """The server's answer is not of the protocol's form."""
+
+
+class EngineError(AgentGymError):
+    """The inference engine failed."""
+
+
+class TooManyFailures(AgentGymError):
+    """So many trajectories of a step were faults that training on the rest would mislead; carries the first cause."""

@@ -1,0 +1,224 @@
+"""The records that cross borders: items, messages, turns, generations, trajectories.
+
+Everything here is immutable and free of torch, Ray and HTTP, so that servers, viewers and learners can share it.
+Axes of arrays: ``T`` tokens of one trajectory.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol
+
+import numpy as np
+
+from agentgym_rl.errors import ConfigError
+
+
+class Role(StrEnum):
+    """Who speaks in a message."""
+
+    SYSTEM = "system"
+    USER = "user"
+    """The environment, or the instruction."""
+    ASSISTANT = "assistant"
+    """The model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message of a conversation."""
+
+    role: Role
+    content: str
+
+
+_ITEM_ID = re.compile(r"(?P<task>.+)_(?P<index>\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One task instance: the environment's name and the index that its ``reset`` takes."""
+
+    task: str
+    index: int
+    category: str = ""
+    """Where the evaluation counts it; empty when the item file names none."""
+
+    @property
+    def item_id(self) -> str:
+        """The form that item files and logs use, ``<task>_<index>``."""
+        return f"{self.task}_{self.index}"
+
+    @classmethod
+    def parse(cls, value: str | int, task: str, category: str = "") -> Item:
+        """Read ``<task>_<int>`` or a bare int; raises `ConfigError` on anything else or on another task's item."""
+        if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+            return cls(task, value, category)
+        match = _ITEM_ID.fullmatch(value) if isinstance(value, str) else None
+        if match is None:
+            raise ConfigError(f"item_id {value!r} is neither '<task>_<int>' nor an int >= 0")
+        if match["task"] != task:
+            raise ConfigError(f"item_id {value!r} belongs to task {match['task']!r}, this run is for {task!r}")
+        return cls(task, int(match["index"]), category)
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What an environment client returns for one action; ``reward`` is as `EnvClient` documents it for its task."""
+
+    state: str
+    reward: float
+    done: bool
+
+
+class FinishReason(StrEnum):
+    """Why an engine ended one generation."""
+
+    STOP = "stop"
+    """A stop token was sampled; it is the last id of the generation."""
+    LENGTH = "length"
+    """``max_tokens`` ids were sampled."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How one turn is sampled."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    """0 means greedy."""
+    top_p: float = 1.0
+    top_k: int = -1
+    """-1 keeps all tokens."""
+    stop_token_ids: tuple[int, ...] = ()
+    seed: int | None = None
+    """Makes this request reproducible whatever runs beside it; None draws from the engine's own stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What an engine sampled for one turn."""
+
+    token_ids: tuple[int, ...]
+    log_probs: tuple[float, ...]
+    """Log-probability (nats) of each sampled id under the sampling temperature, before top-p and top-k cut."""
+    finish_reason: FinishReason
+    policy_version: int
+    """Version of the weights, i.e. the training step whose update made them; 0 is the initial model."""
+
+
+class TokenGenerator(Protocol):
+    """All that the collector knows of a model: token ids in, token ids and log-probs out."""
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: SamplingParams, *, trajectory_id: str
+    ) -> Generation:
+        """Sample one turn after ``prompt_ids`` (the whole sequence so far).
+
+        ``trajectory_id`` names the sequence across its turns, so that an engine can keep its KV cache.
+        Raises `EngineError` when the engine cannot answer.
+        """
+        ...
+
+    def release(self, trajectory_id: str) -> None:
+        """Say that no further turn follows; unknown ids are ignored."""
+        ...
+
+
+class StopReason(StrEnum):
+    """Why a trajectory ended: exactly one per trajectory."""
+
+    DONE = "done"
+    """The environment ended the episode."""
+    MAX_ROUNDS = "max_rounds"
+    """The number of assistant turns of this training step is used up."""
+    LENGTH = "length"
+    """No token budget was left for a turn, or an observation did not fit."""
+    ENV_ERROR = "env_error"
+    """The environment or its server failed; a fault, never a reward."""
+    ENGINE_ERROR = "engine_error"
+    """The engine failed; a fault."""
+    DEADLINE = "deadline"
+    """The trajectory took longer than ``agentgym.timeout``; a fault."""
+
+    @property
+    def is_fault(self) -> bool:
+        """True when the trajectory must not be trained on nor counted in any average."""
+        return self in (StopReason.ENV_ERROR, StopReason.ENGINE_ERROR, StopReason.DEADLINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One round: what the model wrote and what the environment answered."""
+
+    text: str
+    """The assistant's text, decoded without special tokens."""
+    observation: str | None
+    """The environment's answer; None when the turn was never executed (a fault)."""
+    reward: float
+    """This turn's own reward: turn rewards sum to the trajectory's score."""
+    done: bool
+    finish_reason: FinishReason
+    num_tokens: int
+    """Sampled tokens."""
+    generation_s: float
+    """Seconds from the request to the engine until its answer."""
+    env_s: float
+    """Seconds of the environment's step."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trajectory:
+    """One finished episode: messages, turns and the exact token record of it.
+
+    Arrays have shape ``[T]`` and equal length. Attention is 1 everywhere and positions are 0, 1, 2, ..., so neither is stored.
+    """
+
+    item: Item
+    uid: str
+    """Group: trajectories of the same item in the same training step share it."""
+    sample_index: int
+    """Which member of the group, 0..n-1."""
+    attempt: int
+    """1, or 2 when the first attempt ended in a fault."""
+    messages: tuple[Message, ...]
+    turns: tuple[Turn, ...]
+    input_ids: np.ndarray
+    """int32."""
+    loss_mask: np.ndarray
+    """int8: 1 exactly on sampled tokens."""
+    sequence_ids: np.ndarray
+    """int32: index of the message that a token belongs to."""
+    rollout_log_probs: np.ndarray
+    """float32 nats: the engine's own; 0 where not sampled."""
+    token_rewards: np.ndarray
+    """float32: each turn's reward on its last sampled token, 0 elsewhere; sums to `score`."""
+    prompt_length: int
+    """Tokens before the first sampled one; what follows counts as the response."""
+    score: float
+    success: bool
+    stop_reason: StopReason
+    policy_version: int
+    max_rounds: int
+    """The horizon this trajectory ran under."""
+    duration_s: float
+    error: str = ""
+    """Empty, or ``<ErrorType>: message`` of a fault."""
+    extra: dict[str, Any] = field(default_factory=dict)
+    """JSON-able values of the environment that a viewer may show."""
+
+    @property
+    def masked(self) -> bool:
+        """True for faults: no loss, in no statistic."""
+        return self.stop_reason.is_fault
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.input_ids)
+
+    @property
+    def num_sampled_tokens(self) -> int:
+        return int(self.loss_mask.sum())

@@ -1,0 +1,486 @@
+"""Every configuration key: name, default, meaning and unit.
+
+The tree is plain dataclasses under AgentGym-RL's and Verl's names. The YAML files in ``verl/agent_trainer/config`` pick
+values; `verl.agent_trainer.loading` reads them with Hydra once and hands each part its own branch.
+Rules within a branch are in ``__post_init__``; rules between branches in the root's.
+Errors are `ConfigError` and name key, value and what is allowed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentgym_rl.errors import ConfigError
+from agentgym_rl.rounds import RoundScheduler
+
+
+def _one_of(key: str, value: Any, allowed: Iterable[Any]) -> None:
+    allowed = tuple(allowed)
+    if value not in allowed:
+        raise ConfigError(f"{key}={value!r}: must be one of {', '.join(map(str, allowed))}")
+
+
+def _at_least(key: str, value: float, minimum: float) -> None:
+    if value < minimum:
+        raise ConfigError(f"{key}={value!r}: must be at least {minimum}")
+
+
+def _above(key: str, value: float, minimum: float) -> None:
+    if value <= minimum:
+        raise ConfigError(f"{key}={value!r}: must be above {minimum}")
+
+
+# --------------------------------------------------------------------------------------------------------------- shared
+
+
+@dataclass
+class AgentGymConfig:
+    """Which environment is stepped, and where."""
+
+    task_name: str = "???"
+    """A registered environment: ``textcraft`` or the user's own."""
+    env_addr: str = "???"
+    """Base URL of the environment server."""
+    timeout: float = 600.0
+    """Seconds one trajectory may take (stop reason ``deadline``)."""
+    request_timeout: float = 60.0
+    """Seconds to wait for the answer to one HTTP request."""
+    max_retries: int = 10
+    """Tries to reach the server at the start of a run, and for requests that cannot have run twice."""
+    strategy: str = "react"
+    """How the agent is told to answer: ``react`` (thought, then action) or ``act`` (action only)."""
+    max_concurrency: int = 256
+    """Trajectories in flight per rollout worker, and so its threads and connections to the server."""
+
+
+@dataclass
+class ModelConfig:
+    """The policy's weights and tokenizer."""
+
+    path: str = "???"
+    """Folder (or hub name) of a Hugging Face causal language model with a tokenizer that has a chat template."""
+    trust_remote_code: bool = False
+    enable_gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more compute."""
+    dtype: str = "auto"
+    """Parameters' type: ``auto`` (bfloat16 compute over float32 masters on CUDA, float32 on CPU), ``float32``, ``bfloat16``."""
+
+    def __post_init__(self) -> None:
+        _one_of("model.dtype", self.dtype, ("auto", "float32", "bfloat16"))
+
+
+@dataclass
+class OptimConfig:
+    """AdamW and its learning rate."""
+
+    lr: float = 1e-6
+    lr_warmup_steps: int = 0
+    """Optimizer steps (updates) of linear warm-up."""
+    lr_schedule: str = "constant"
+    """After the warm-up: ``constant`` or ``cosine`` (to 0 at the last update)."""
+    weight_decay: float = 0.01
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
+
+    def __post_init__(self) -> None:
+        _at_least("optim.lr", self.lr, 0)
+        _one_of("optim.lr_schedule", self.lr_schedule, ("constant", "cosine"))
+
+
+# ------------------------------------------------------------------------------------------------------------------ PPO
+
+
+@dataclass
+class DataConfig:
+    train_file: str = "???"
+    """Training items: JSON, JSONL or parquet rows with ``item_id``."""
+    val_file: str | None = None
+    """Items for validation during training; a file, or a folder of category files."""
+    train_batch_size: int = 32
+    """Items per training step; each is rolled out ``actor_rollout_ref.rollout.n`` times."""
+    max_prompt_length: int = 1024
+    """Tokens of the task-description prompt of the first turn; a longer one is an error."""
+    max_response_length: int = 8192
+    """All tokens after that prompt, observations included."""
+    shuffle: bool = True
+    """Shuffle the items anew each epoch, by ``seed``."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _at_least("data.train_batch_size", self.train_batch_size, 1)
+        _at_least("data.max_prompt_length", self.max_prompt_length, 1)
+        _at_least("data.max_response_length", self.max_response_length, 1)
+
+
+LOSS_AGG_MODES = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
+KL_ESTIMATORS = ("kl", "abs", "mse", "low_var_kl")
+
+
+@dataclass
+class ActorConfig:
+    """How the policy is updated."""
+
+    ppo_mini_batch_size: int = 8
+    """Items (groups) per optimizer step; times ``rollout.n`` gives trajectories."""
+    ppo_micro_batch_size_per_gpu: int | None = None
+    """Trajectories per forward/backward pass on one device; None packs by ``ppo_max_token_len_per_gpu``. No effect on the result."""
+    ppo_max_token_len_per_gpu: int = 16384
+    """Token budget of one packed micro-batch; a single longer trajectory goes alone."""
+    ppo_epochs: int = 1
+    """Passes over each step's trajectories."""
+    shuffle: bool = False
+    """Shuffle trajectories into mini-batches."""
+    grad_clip: float = 1.0
+    """Largest gradient norm; 0 turns clipping off."""
+    clip_ratio: float = 0.2
+    clip_ratio_low: float | None = None
+    """Lower bound is 1 - this; None means ``clip_ratio``."""
+    clip_ratio_high: float | None = None
+    """Upper bound is 1 + this; None means ``clip_ratio``."""
+    clip_ratio_c: float | None = None
+    """Dual clip: bound on ratio x advantage for negative advantages (> 1); None turns it off."""
+    entropy_coeff: float = 0.0
+    use_kl_loss: bool = False
+    kl_loss_coef: float = 0.001
+    kl_loss_type: str = "low_var_kl"
+    loss_agg_mode: str = "token-mean"
+    loss_norm_constant: float | None = None
+    """Divisor of each trajectory's token sum in ``seq-mean-token-sum-norm``; None means ``data.max_response_length``."""
+    optim: OptimConfig = field(default_factory=OptimConfig)
+
+    def __post_init__(self) -> None:
+        _at_least("actor.ppo_mini_batch_size", self.ppo_mini_batch_size, 1)
+        _at_least("actor.ppo_epochs", self.ppo_epochs, 1)
+        _at_least("actor.ppo_max_token_len_per_gpu", self.ppo_max_token_len_per_gpu, 1)
+        _one_of("actor.loss_agg_mode", self.loss_agg_mode, LOSS_AGG_MODES)
+        _one_of("actor.kl_loss_type", self.kl_loss_type, KL_ESTIMATORS)
+        if self.ppo_micro_batch_size_per_gpu is not None:
+            _at_least("actor.ppo_micro_batch_size_per_gpu", self.ppo_micro_batch_size_per_gpu, 1)
+        if self.clip_ratio_c is not None:
+            _above("actor.clip_ratio_c", self.clip_ratio_c, 1.0)
+
+    @property
+    def clip_low(self) -> float:
+        return self.clip_ratio if self.clip_ratio_low is None else self.clip_ratio_low
+
+    @property
+    def clip_high(self) -> float:
+        return self.clip_ratio if self.clip_ratio_high is None else self.clip_ratio_high
+
+
+@dataclass
+class RefConfig:
+    """The frozen reference model; it is loaded only when a KL term needs it."""
+
+    log_prob_max_token_len_per_gpu: int = 32768
+    """Token budget of one packed forward pass."""
+
+
+@dataclass
+class EvalSamplingConfig:
+    """How validation during training samples."""
+
+    n: int = 1
+    """Trajectories per item."""
+    temperature: float = 1.0
+    """0 means greedy."""
+    top_p: float = 1.0
+    top_k: int = -1
+
+
+@dataclass
+class RolloutConfig:
+    """How trajectories are sampled."""
+
+    name: str = "auto"
+    """Engine: ``hf`` (transformers in the worker's process); ``auto`` chooses by device."""
+    n: int = 1
+    """Trajectories per item in a training step (the group)."""
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    max_tokens: int = 512
+    """Tokens of one assistant turn."""
+    max_model_len: int = 32768
+    """Tokens of a whole sequence."""
+    gpu_memory_utilization: float = 0.5
+    """Share of a GPU's memory that a GPU engine may hold; the ``hf`` engine grows its cache with use and ignores it."""
+    tensor_model_parallel_size: int = 1
+    """GPUs that share one engine; the ``hf`` engine allows 1."""
+    max_num_seqs: int = 256
+    """Sequences that the engine decodes at once."""
+    rollout_log_dir: str | None = None
+    """Folder of the trajectory files ``step<N>/<rank>.jsonl``; None means ``<trainer.default_local_dir>/trajectories``."""
+    max_failed_fraction: float = 0.5
+    """When more than this share of a step's trajectories are faults, the run stops with the first cause."""
+    val_kwargs: EvalSamplingConfig = field(default_factory=EvalSamplingConfig)
+
+    def __post_init__(self) -> None:
+        _one_of("rollout.name", self.name, ("auto", "hf"))
+        _at_least("rollout.n", self.n, 1)
+        _at_least("rollout.max_tokens", self.max_tokens, 1)
+        _at_least("rollout.max_model_len", self.max_model_len, 2)
+        if not 0 <= self.max_failed_fraction < 1:
+            raise ConfigError(f"rollout.max_failed_fraction={self.max_failed_fraction!r}: must be in [0, 1)")
+        if self.tensor_model_parallel_size != 1:
+            raise ConfigError(
+                f"rollout.tensor_model_parallel_size={self.tensor_model_parallel_size}: the hf engine allows only 1"
+            )
+
+
+@dataclass
+class ActorRolloutRefConfig:
+    agentgym: AgentGymConfig = field(default_factory=AgentGymConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    actor: ActorConfig = field(default_factory=ActorConfig)
+    ref: RefConfig = field(default_factory=RefConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+
+
+@dataclass
+class KLControlConfig:
+    """KL penalty taken from the reward; used when ``actor.use_kl_loss`` is off."""
+
+    type: str = "fixed"
+    kl_coef: float = 0.0
+    """Nats of KL per sampled token cost this much reward; 0 turns it off."""
+
+    def __post_init__(self) -> None:
+        _one_of("algorithm.kl_ctrl.type", self.type, ("fixed",))
+
+
+@dataclass
+class RoundsControlConfig:
+    """ScalingInter-RL: assistant turns allowed in each training step."""
+
+    type: str = "fixed"
+    """``fixed`` or ``scaling_inter_stepwise``."""
+    rounds: Any = 10
+    """An int for ``fixed``, a rising list for ``scaling_inter_stepwise``."""
+    steps_scaling_inter: int = 100
+    """Training steps that a stage lasts."""
+
+    def __post_init__(self) -> None:
+        self.scheduler()
+
+    def scheduler(self) -> RoundScheduler:
+        """The schedule; raises `ConfigError` for an impossible one."""
+        return RoundScheduler(self.type, self.rounds, self.steps_scaling_inter)
+
+
+GROUP_ESTIMATORS = ("grpo", "rloo", "reinforce_plus_plus_baseline")
+ADV_ESTIMATORS = ("grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline")
+
+
+@dataclass
+class AlgorithmConfig:
+    adv_estimator: str = "grpo"
+    gamma: float = 1.0
+    """Discount per sampled token."""
+    norm_adv_by_std_in_grpo: bool = True
+    kl_penalty: str = "kl"
+    """Estimator of the KL taken from the reward."""
+    kl_ctrl: KLControlConfig = field(default_factory=KLControlConfig)
+    rounds_ctrl: RoundsControlConfig = field(default_factory=RoundsControlConfig)
+
+    def __post_init__(self) -> None:
+        _one_of("algorithm.adv_estimator", self.adv_estimator, ADV_ESTIMATORS)
+        _one_of("algorithm.kl_penalty", self.kl_penalty, KL_ESTIMATORS)
+        if not 0 <= self.gamma <= 1:
+            raise ConfigError(f"algorithm.gamma={self.gamma!r}: must be in [0, 1]")
+
+
+@dataclass
+class TrainerConfig:
+    """The run: length, devices, logs, checkpoints."""
+
+    total_epochs: int = 1
+    total_training_steps: int | None = None
+    """Training steps; None means ``total_epochs`` x batches of an epoch."""
+    project_name: str = "agentgym-rl"
+    experiment_name: str = "default"
+    logger: list[str] = field(default_factory=lambda: ["console", "jsonl", "tensorboard"])
+    """Where metrics go: any of ``console``, ``jsonl``, ``tensorboard``, ``wandb``."""
+    nnodes: int = 1
+    n_gpus_per_node: int = 1
+    """Workers per node: one per GPU, or one per process on a CPU."""
+    device: str = "auto"
+    """``cuda``, ``cpu``, or ``auto`` (cuda where there is one)."""
+    worker_group: str = "ray"
+    """``ray``, or ``local``: everything in the driver's process, for debugging on one device."""
+    default_local_dir: str = "saves/default"
+    """Folder of checkpoints, metrics and trajectories."""
+    save_freq: int = -1
+    """Save every so many steps; -1 saves only at the end."""
+    test_freq: int = -1
+    """Validate every so many steps; -1 never."""
+    val_before_train: bool = False
+    resume_mode: str = "auto"
+    """``auto`` (from the latest checkpoint in ``default_local_dir``, if any), ``disable``, or ``resume_path``."""
+    resume_from_path: str | None = None
+    """A folder ``global_step_<N>``, for ``resume_mode=resume_path``."""
+    max_actor_ckpt_to_keep: int | None = None
+    """Older checkpoints are removed once a new one is complete; None keeps all."""
+    seed: int = 0
+    num_threads: int | None = None
+    """Threads of torch per worker; None shares the machine's cores out among its workers."""
+
+    def __post_init__(self) -> None:
+        _one_of("trainer.device", self.device, ("auto", "cpu", "cuda"))
+        _one_of("trainer.worker_group", self.worker_group, ("ray", "local"))
+        _one_of("trainer.resume_mode", self.resume_mode, ("auto", "disable", "resume_path"))
+        for name in self.logger:
+            _one_of("trainer.logger", name, ("console", "jsonl", "tensorboard", "wandb"))
+        _at_least("trainer.nnodes", self.nnodes, 1)
+        _at_least("trainer.n_gpus_per_node", self.n_gpus_per_node, 1)
+        for name in ("save_freq", "test_freq"):
+            value = getattr(self, name)
+            if value != -1:
+                _at_least(f"trainer.{name}", value, 1)
+        if self.resume_mode == "resume_path" and not self.resume_from_path:
+            raise ConfigError("trainer.resume_mode=resume_path needs trainer.resume_from_path, a folder global_step_<N>")
+
+    @property
+    def world_size(self) -> int:
+        return self.nnodes * self.n_gpus_per_node
+
+
+@dataclass
+class PPOConfig:
+    """Root of ``python -m verl.agent_trainer.main_ppo``."""
+
+    data: DataConfig = field(default_factory=DataConfig)
+    actor_rollout_ref: ActorRolloutRefConfig = field(default_factory=ActorRolloutRefConfig)
+    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+
+    def __post_init__(self) -> None:
+        rollout, actor = self.actor_rollout_ref.rollout, self.actor_rollout_ref.actor
+        if self.algorithm.adv_estimator in GROUP_ESTIMATORS and rollout.n < 2:
+            raise ConfigError(
+                f"actor_rollout_ref.rollout.n={rollout.n} with algorithm.adv_estimator="
+                f"{self.algorithm.adv_estimator}: a group needs n >= 2"
+            )
+        if rollout.temperature <= 0:
+            raise ConfigError(
+                f"actor_rollout_ref.rollout.temperature={rollout.temperature}: training needs a temperature above 0"
+            )
+        if rollout.top_p != 1.0 or rollout.top_k != -1:
+            raise ConfigError(
+                f"actor_rollout_ref.rollout.top_p={rollout.top_p}, top_k={rollout.top_k}: training samples from the full "
+                "distribution (top_p=1, top_k=-1); a cut would make the trained log-probabilities wrong"
+            )
+        if self.data.train_batch_size % actor.ppo_mini_batch_size:
+            raise ConfigError(
+                f"actor_rollout_ref.actor.ppo_mini_batch_size={actor.ppo_mini_batch_size} must divide "
+                f"data.train_batch_size={self.data.train_batch_size}"
+            )
+
+    @property
+    def needs_reference(self) -> bool:
+        """True when a KL term is on."""
+        return self.actor_rollout_ref.actor.use_kl_loss or self.algorithm.kl_ctrl.kl_coef > 0
+
+
+# ----------------------------------------------------------------------------------------------------------- generation
+
+
+@dataclass
+class GenerationDataConfig:
+    path: str = "???"
+    """Items: a file, or a folder with ``<task>_test.json`` and one file per category."""
+    max_prompt_length: int = 1024
+    max_response_length: int = 8192
+    n_samples: int = 1
+    """Trajectories per item: the k of Avg@k and Pass@k."""
+    batch_size: int = 32
+    """Items in flight per round of calls to the workers; no effect on the result."""
+    seed: int = 0
+
+
+@dataclass
+class GenerationAgentGymConfig(AgentGymConfig):
+    max_rounds: int = 10
+    """Assistant turns per trajectory."""
+
+
+@dataclass
+class GenerationTrainerConfig:
+    nnodes: int = 1
+    n_gpus_per_node: int = 1
+    device: str = "auto"
+    worker_group: str = "ray"
+    num_threads: int | None = None
+
+    def __post_init__(self) -> None:
+        _one_of("trainer.device", self.device, ("auto", "cpu", "cuda"))
+        _one_of("trainer.worker_group", self.worker_group, ("ray", "local"))
+
+    @property
+    def world_size(self) -> int:
+        return self.nnodes * self.n_gpus_per_node
+
+
+@dataclass
+class GenerationConfig:
+    """Root of ``python -m verl.agent_trainer.main_generation``."""
+
+    data: GenerationDataConfig = field(default_factory=GenerationDataConfig)
+    agentgym: GenerationAgentGymConfig = field(default_factory=GenerationAgentGymConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    trainer: GenerationTrainerConfig = field(default_factory=GenerationTrainerConfig)
+
+
+# ------------------------------------------------------------------------------------------------------------------ SFT
+
+
+@dataclass
+class SFTDataConfig:
+    train_file: str = "???"
+    """Conversations: JSON or JSONL rows ``{item_id, conversations: [{from, loss, value}]}`` (or ``role``/``content``)."""
+    train_batch_size: int = 32
+    """Conversations per optimizer step, over all workers."""
+    max_length: int = 4096
+    """Tokens of a conversation; a longer row is an error that names it."""
+    seed: int = 0
+
+
+@dataclass
+class SFTTrainerConfig:
+    total_epochs: int = 1
+    total_training_steps: int | None = None
+    """Optimizer steps; None means ``total_epochs`` x batches of an epoch."""
+    max_time_s: float | None = None
+    """Stop and save after this many seconds of training, if earlier."""
+    max_token_len_per_gpu: int = 16384
+    """Token budget of one packed micro-batch."""
+    grad_clip: float = 1.0
+    default_local_dir: str = "saves/sft"
+    """The trained model is written to ``<default_local_dir>/huggingface``."""
+    project_name: str = "agentgym-rl"
+    experiment_name: str = "sft"
+    logger: list[str] = field(default_factory=lambda: ["console", "jsonl"])
+    log_freq: int = 10
+    """Print metrics every so many steps."""
+    nnodes: int = 1
+    n_gpus_per_node: int = 1
+    device: str = "auto"
+    worker_group: str = "ray"
+    seed: int = 0
+    num_threads: int | None = None
+
+    @property
+    def world_size(self) -> int:
+        return self.nnodes * self.n_gpus_per_node
+
+
+@dataclass
+class SFTConfig:
+    """Root of ``python -m verl.agent_trainer.main_sft``."""
+
+    data: SFTDataConfig = field(default_factory=SFTDataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    trainer: SFTTrainerConfig = field(default_factory=SFTTrainerConfig)
