@@ -1,0 +1,16 @@
+.PHONY: check test format
+
+# The quick look before a commit: lint, format, types and the tests that take seconds.
+check:
+	bash scripts/test.sh -m "not slow and not ray"
+
+# Everything, as continuous integration runs it.
+test:
+	bash scripts/test.sh
+
+format: .venv
+	.venv/bin/ruff check --fix .
+	.venv/bin/ruff format .
+
+.venv:
+	bash scripts/setup.sh train envs smollm2 dev
