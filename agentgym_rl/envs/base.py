@@ -1,0 +1,65 @@
+"""What an environment is: rules in plain Python, without HTTP, sessions or models."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+
+class InvalidCall(Exception):
+    """The caller asked for what the environment does not offer: an index outside the data, a step after the end.
+
+    The server reports it to the caller; it is no fault of the environment, and no reward.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class ResetResult:
+    """The start of an episode."""
+
+    observation: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one action did."""
+
+    observation: str
+    reward: float
+    """As the environment's wire table defines it; an int stays an int on the wire."""
+    done: bool
+
+
+class Environment(ABC):
+    """One episode at a time, started by `reset`; used by one thread at a time.
+
+    Anything but `InvalidCall` that a method raises is a fault of the environment: the server answers HTTP 500.
+    """
+
+    runs_inline: ClassVar[bool] = False
+    """True when every call takes microseconds: the server then calls it in its event loop instead of a thread."""
+
+    @abstractmethod
+    def reset(self, data_idx: int) -> ResetResult:
+        """Begin the episode of task instance ``data_idx``; raises `InvalidCall` when there is none."""
+
+    @abstractmethod
+    def step(self, action: str) -> StepResult:
+        """Execute one action; raises `InvalidCall` once the episode is done. What it does not understand, it says so
+        in the observation."""
+
+    @abstractmethod
+    def observation(self) -> str:
+        """The observation that the last `reset` or `step` returned."""
+
+    def available_actions(self) -> list[str]:
+        """Actions that make sense now; empty when the environment cannot tell."""
+        return []
+
+    def render(self) -> str:
+        """The state for a human reader: text, or an image as ``data:image/png;base64,...``."""
+        return self.observation()
+
+    def close(self) -> None:  # noqa: B027 - most environments hold nothing outside Python
+        """Free what the environment holds outside Python; it is not used afterwards."""
