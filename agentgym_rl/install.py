@@ -40,8 +40,8 @@ def _other_distribution() -> str | None:
         return None
     # Our files that lie in a folder of both go with the other's, so ours are installed again.
     return (
-        f"The distribution 'verl' {other.version} is installed in {other.locate_file('')}. It is another project, whose "
-        f"package has the same name as agentgym-rl's learner, so that 'import verl' takes either one or a mixture. Repair:\n"
+        f"The distribution 'verl' {other.version} is installed in {other.locate_file('')}. It is another project, "
+        "whose package has the name of agentgym-rl's learner: 'import verl' takes either one or a mixture. Repair:\n"
         f"    {sys.executable} -m pip uninstall -y verl\n"
         f"    {sys.executable} -m pip install --force-reinstall --no-deps {_own_requirement()}"
     )
@@ -55,13 +55,13 @@ def _own_requirement() -> str:
 def _other_package() -> str | None:
     spec = util.find_spec("verl")
     if spec is None:
-        return f"The package 'verl' of agentgym-rl is missing beside {_OWN_FOLDER / 'agentgym_rl'}: install agentgym-rl again."
+        return f"agentgym-rl's package 'verl' is missing from {_OWN_FOLDER}: install agentgym-rl again."
     if spec.origin is not None and _is_ours(Path(spec.origin)):
         return None
     found = spec.origin or ", ".join(spec.submodule_search_locations or ())
     return (
-        f"'import verl' finds {found}, which is not the package of agentgym-rl in {_OWN_FOLDER / 'verl'}. A folder that comes "
-        "earlier on sys.path holds another package of that name: take it off PYTHONPATH, or start from another folder."
+        f"'import verl' finds {found}, not agentgym-rl's package {_OWN_FOLDER / 'verl'}. An earlier folder on sys.path "
+        "holds another package of that name: take it off PYTHONPATH, or start from another folder."
     )
 
 

