@@ -146,9 +146,7 @@ def put_in_place(made: Path, out: Path) -> None:
 def obtain(out: Path) -> None:
     """Put the model at ``out``, in one rename at the end; raises `ImportFailed`."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ImportFailed(
-            f"--out {out} exists and is not a complete copy of the model: name another folder or remove it"
-        )
+        raise ImportFailed(f"--out {out} exists and holds something else: name another folder or remove it")
     check_installed()
     out.parent.mkdir(parents=True, exist_ok=True)
     # Beside the target, because a rename does not cross file systems.

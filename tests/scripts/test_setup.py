@@ -27,8 +27,8 @@ case "$1 $2 $3" in
     "-m venv "*) mkdir -p "${{@: -1}}/bin"; cp "$0" "${{@: -1}}/bin/python" ;;
     "-m pip --version") ;;
     "-m pip install")
-        sleep "${{PIP_SECONDS:-0}}"
         echo "${{@: -1}}" >>pip-installs
+        sleep "${{PIP_SECONDS:-0}}"
         if [[ -n ${{PIP_FAILS:-}} ]]; then echo "ERROR: no matching distribution"; exit 1; fi ;;
     *) exec {sys.executable} "$@" ;;
 esac
@@ -107,6 +107,16 @@ def test_a_failed_installation_shows_what_pip_said_and_is_taken_up_by_the_next_c
     assert status == 1
     assert "ERROR: no matching distribution" in errors
     assert str(project.root / ".venv.log") in errors
+    assert project.setup("envs")[0] == 0
+    assert project.pip_installs() == [".[envs]", ".[envs]"]
+
+
+def test_a_killed_call_is_taken_up_by_the_next_one(project: Project) -> None:
+    call = project.start("envs", PIP_SECONDS="0.5")
+    while not (project.root / "pip-installs").exists():
+        assert call.poll() is None
+    call.kill()
+    call.communicate()
     assert project.setup("envs")[0] == 0
     assert project.pip_installs() == [".[envs]", ".[envs]"]
 
