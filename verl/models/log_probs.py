@@ -1,0 +1,120 @@
+"""Log-probabilities of given tokens from hidden states, without ever holding all logits of a long batch.
+
+Axes: ``S`` positions asked for, ``C`` positions of one chunk, ``D`` hidden size, ``V`` vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+CHUNK_BYTES = 32 * 2**20
+"""float32 logits worked on at once."""
+KEEP_BYTES = 512 * 2**20
+"""float32 logits kept from forward to backward; beyond this the backward pass computes them again, chunk by chunk."""
+
+
+def token_log_probs(
+    hidden_SD: torch.Tensor,
+    head_VD: torch.Tensor,
+    ids_S: torch.Tensor,
+    *,
+    temperature: float = 1.0,
+    with_entropy: bool = False,
+    chunk: int | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Log-probability of ``ids_S[s]`` under the distribution that ``hidden_SD[s]`` gives for the next token.
+
+    ``head_VD`` is the output layer's weight; logits are divided by ``temperature``. Returns float32 nats ``S``, and the
+    entropy ``S`` (nats) when asked. Both carry gradients to ``hidden_SD`` and ``head_VD``. ``chunk`` is the number of
+    positions worked on at once; None takes as many as fit `CHUNK_BYTES`.
+    """
+    chunk = chunk or max(CHUNK_BYTES // (4 * len(head_VD)), 1)
+    keep = torch.is_grad_enabled() and 4 * len(ids_S) * len(head_VD) <= KEEP_BYTES
+    log_probs_S, entropy_S = _TokenLogProbs.apply(hidden_SD, head_VD, ids_S, temperature, with_entropy, chunk, keep)
+    return log_probs_S, entropy_S
+
+
+class _TokenLogProbs(torch.autograd.Function):
+    """By hand, because autograd would keep logits, softmax and log-softmax: three tensors ``[S, V]``, each of them
+    the size of all activations of a small model."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_SD: torch.Tensor,
+        head_VD: torch.Tensor,
+        ids_S: torch.Tensor,
+        temperature: float,
+        with_entropy: bool,
+        chunk: int,
+        keep: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        log_probs, log_sums, entropies, kept = [], [], [], []
+        for hidden_CD, ids_C in zip(hidden_SD.split(chunk), ids_S.split(chunk), strict=True):
+            logits_CV = _logits(hidden_CD, head_VD, temperature)
+            log_sum_C = logits_CV.logsumexp(-1)
+            log_probs.append(logits_CV.gather(-1, ids_C[:, None])[:, 0] - log_sum_C)
+            log_sums.append(log_sum_C)
+            if with_entropy:
+                entropies.append(_entropy(logits_CV, log_sum_C))
+            if keep:
+                kept.append(logits_CV)
+        entropy_S = torch.cat(entropies) if with_entropy else None
+        ctx.save_for_backward(hidden_SD, head_VD, ids_S, torch.cat(log_sums), entropy_S, *kept)
+        ctx.temperature, ctx.chunk = temperature, chunk
+        ctx.set_materialize_grads(False)
+        return torch.cat(log_probs), entropy_S
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        grad_S, grad_entropy_S = grads
+        if grad_S is None and grad_entropy_S is None:
+            return (None,) * 7
+        hidden_SD, head_VD, ids_S, log_sums_S, entropy_S, *kept = ctx.saved_tensors
+        grad_hidden_SD = torch.empty_like(hidden_SD)
+        grad_head_VD = torch.zeros_like(head_VD, dtype=torch.float32)
+        for index, start in enumerate(range(0, len(ids_S), ctx.chunk)):
+            part = slice(start, start + ctx.chunk)
+            logits_CV = kept[index] if kept else _logits(hidden_SD[part], head_VD, ctx.temperature)
+            log_p_CV = logits_CV - log_sums_S[part, None]
+            grad_CV = _grad_logits(
+                log_p_CV,
+                ids_S[part],
+                None if grad_S is None else grad_S[part],
+                None if grad_entropy_S is None else grad_entropy_S[part],
+                entropy_S[part] if entropy_S is not None else None,
+            )
+            grad_CV = grad_CV.div_(ctx.temperature).to(hidden_SD.dtype)
+            torch.mm(grad_CV, head_VD, out=grad_hidden_SD[part])
+            grad_head_VD += grad_CV.T @ hidden_SD[part]
+        return grad_hidden_SD, grad_head_VD.to(head_VD.dtype), None, None, None, None, None
+
+
+def _logits(hidden_CD: torch.Tensor, head_VD: torch.Tensor, temperature: float) -> torch.Tensor:
+    logits_CV = (hidden_CD @ head_VD.T).float()
+    return logits_CV if temperature == 1.0 else logits_CV.div_(temperature)
+
+
+def _entropy(logits_CV: torch.Tensor, log_sum_C: torch.Tensor) -> torch.Tensor:
+    p_CV = (logits_CV - log_sum_C[:, None]).exp_()
+    return log_sum_C - torch.linalg.vecdot(p_CV, logits_CV)
+
+
+def _grad_logits(
+    log_p_CV: torch.Tensor,
+    ids_C: torch.Tensor,
+    grad_C: torch.Tensor | None,
+    grad_entropy_C: torch.Tensor | None,
+    entropy_C: torch.Tensor | None,
+) -> torch.Tensor:
+    """d log p(id) / d logit_j = [j = id] - p_j, and d entropy / d logit_j = -p_j (log p_j + entropy)."""
+    slope = 0.0 if grad_C is None else -grad_C[:, None]
+    if grad_entropy_C is not None and entropy_C is not None:
+        slope = slope - grad_entropy_C[:, None] * (log_p_CV + entropy_C[:, None])
+    grad_CV = log_p_CV.exp_().mul_(slope)
+    if grad_C is not None:
+        grad_CV.scatter_add_(-1, ids_C[:, None], grad_C[:, None])
+    return grad_CV

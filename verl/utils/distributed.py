@@ -1,0 +1,57 @@
+"""Process groups and the few collectives that training needs; without a group, a world of one."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+
+def init_process_group(*, rank: int, world_size: int, master_address: str, master_port: int, device: torch.device) -> None:
+    """Join the group: nccl for CUDA tensors with gloo for CPU ones, else gloo. Blocks until all ``world_size`` are there."""
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    address = f"tcp://{master_address}:{master_port}"
+    dist.init_process_group(backend, init_method=address, rank=rank, world_size=world_size)
+
+
+def init_single_process_group(device: torch.device) -> None:
+    """A group of this process alone, unless there is a group already; opens no port."""
+    if not dist.is_initialized():
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+
+
+def destroy_process_group() -> None:
+    """Leave the group, if there is one."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def world_size() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def barrier() -> None:
+    """Wait for all ranks."""
+    if world_size() > 1:
+        dist.barrier()
+
+
+def all_reduce_max(value: int) -> int:
+    """The largest ``value`` of all ranks."""
+    tensor = torch.tensor(value, dtype=torch.int64)
+    if world_size() > 1:
+        dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+    return int(tensor)
+
+
+def all_reduce_(tensor: torch.Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> torch.Tensor:
+    """Combine ``tensor`` over all ranks, in place; returns it."""
+    if world_size() > 1:
+        dist.all_reduce(tensor, op=op)
+    return tensor
