@@ -1,0 +1,133 @@
+"""Both worker groups call the same workers in the same way; Ray's ends with its driver."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import ray
+
+from agentgym_rl.errors import ConfigError
+from verl.single_controller.base import WorkerError, WorkerSpec
+from verl.single_controller.local import LocalWorkerGroup
+from verl.single_controller.ray import RayWorkerGroup
+
+pytestmark = pytest.mark.ray
+
+CALCULATOR = WorkerSpec("toy_workers:Calculator", args=(10,), num_threads=1, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    """A running Ray, with room for two groups of two; groups join it and leave it running."""
+    ray.init(address="local", num_cpus=4, object_store_memory=2**27, include_dashboard=False, logging_level="error")
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def pair(cluster: None) -> Iterator[RayWorkerGroup]:
+    """Two workers on Ray, shared by the tests that leave them alive."""
+    os.environ["AGENTGYM_TEST_MARK"] = "passed on"
+    os.environ["TEST_SECRET"] = "kept"
+    with RayWorkerGroup(CALCULATOR, workers_per_node=2) as group:
+        yield group
+
+
+def test_results_come_back_in_rank_order(pair: RayWorkerGroup) -> None:
+    assert pair.call_each("add", [(1,), (2,)]) == [11, 12]
+    ranks = pair.call_all("where")
+    assert [(rank, size) for rank, size, _ in ranks] == [(0, 2), (1, 2)]
+    assert len({pid for *_, pid in ranks} | {os.getpid()}) == 3
+
+
+def test_workers_form_a_process_group(pair: RayWorkerGroup) -> None:
+    assert pair.call_all("sum_of_ranks") == [3, 3]
+
+
+def test_workers_get_thread_counts_and_only_listed_variables(pair: RayWorkerGroup) -> None:
+    assert pair.call_all("variable", "OMP_NUM_THREADS") == ["1", "1"]
+    assert pair.call_all("variable", "AGENTGYM_TEST_MARK") == ["passed on"] * 2
+
+
+def test_the_driver_hears_of_finished_work(pair: RayWorkerGroup) -> None:
+    counts: list[int] = []
+    pair.call_each("work", [(3,), (4,)], on_progress=counts.append)
+    pair.call_each("work", [(1,), (0,)], on_progress=counts.append)
+    assert sum(counts) == 8
+
+
+def test_the_first_exception_ends_the_call_though_a_peer_never_answers(cluster: None) -> None:
+    with RayWorkerGroup(CALCULATOR, workers_per_node=2) as group:
+        began = time.monotonic()
+        with pytest.raises(
+            WorkerError, match="worker 1 of 2 failed: ZeroDivisionError: rank 1 divides by zero"
+        ) as caught:
+            group.call_all("fail_on", 1)
+        assert time.monotonic() - began < 20
+        assert isinstance(caught.value.cause, ZeroDivisionError)
+        assert "fail_on" in caught.value.worker_traceback
+
+
+def test_a_worker_that_dies_is_named(cluster: None) -> None:
+    with (
+        RayWorkerGroup(CALCULATOR, workers_per_node=2) as group,
+        pytest.raises(WorkerError, match="worker 0 of 2 failed: its process died"),
+    ):
+        group.call_all("die_on", 0)
+
+
+def test_an_exception_in_a_workers_start_is_what_the_user_sees(cluster: None) -> None:
+    broken = WorkerSpec("toy_workers:BornBroken", args=(), num_threads=1, device="cpu")
+    with pytest.raises(WorkerError, match="worker 1 of 2 failed: FileNotFoundError: no weights here"):
+        RayWorkerGroup(broken, workers_per_node=2)
+
+
+def test_local_group_answers_in_the_drivers_process() -> None:
+    counts: list[int] = []
+    with LocalWorkerGroup(CALCULATOR) as group:
+        assert group.call_all("where") == [(0, 1, os.getpid())]
+        assert group.call_each("add", [(5,)]) == [15]
+        group.call_all("work", 2, on_progress=counts.append)
+        assert group.call_all("sum_of_ranks") == [1]
+    assert counts == [1, 1]
+
+
+def test_local_group_refuses_two_workers() -> None:
+    with pytest.raises(ConfigError, match="worker_group=local with 2 workers"):
+        LocalWorkerGroup(CALCULATOR, world_size=2)
+
+
+DRIVER = """
+import sys
+sys.path[:0] = [{root!r}, {root!r} + "/tests"]
+from verl.single_controller.base import WorkerSpec
+from verl.single_controller.ray import RayWorkerGroup
+
+with RayWorkerGroup(WorkerSpec("toy_workers:Calculator", args=(), num_threads=1, device="cpu"), workers_per_node=2) as group:
+    print(*[pid for *_, pid in group.call_all("where")], flush=True)
+    group.call_all("fail_on", -1)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_nothing_outlives_its_driver(number: signal.Signals) -> None:
+    root = str(Path(__file__).parents[3])
+    driver = subprocess.Popen([sys.executable, "-c", DRIVER.format(root=root)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert driver.stdout is not None
+        workers = [int(pid) for pid in driver.stdout.readline().split()]
+        family = psutil.Process(driver.pid).children(recursive=True)
+        assert {process.pid for process in family} >= set(workers) and len(workers) == 2
+    finally:
+        driver.send_signal(number)
+    driver.wait(timeout=60)
+    _, alive = psutil.wait_procs([process for process in family if process.is_running()], timeout=30)
+    assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []

@@ -1,0 +1,201 @@
+"""RayWorkerGroup: one Ray actor per device, on this machine or on a cluster that ``RAY_ADDRESS`` names."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from agentgym_rl.errors import ConfigError
+from agentgym_rl.threads import thread_environment
+from verl.single_controller import watchdog
+from verl.single_controller.base import Report, WorkerContext, WorkerError, WorkerGroup, WorkerSpec
+
+_PASSED_ON_PREFIXES = ("AGENTGYM_", "CUDA_", "GLOO_", "HF_", "NCCL_", "TORCH_")
+_PASSED_ON_NAMES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy")
+# Ray decides which devices an actor sees.
+_NEVER_PASSED_ON = ("CUDA_VISIBLE_DEVICES",)
+
+# Only trajectories and batches of token ids travel between processes: megabytes, never weights.
+_OBJECT_STORE_BYTES = 256 * 2**20
+_PLACEMENT_TIMEOUT_S = 120.0
+_PROGRESS_INTERVAL_S = 0.3
+_PROGRESS_KEY = "progress"
+
+
+class RayWorkerGroup(WorkerGroup):
+    """Starts Ray when nobody has, and then also ends it."""
+
+    def __init__(self, spec: WorkerSpec, *, nnodes: int = 1, workers_per_node: int = 1) -> None:
+        """Start the workers. Raises `WorkerError`, the first failure, or `ConfigError` for a cluster that is too small."""
+        self.world_size = nnodes * workers_per_node
+        self._actors: list[Any] = []
+        self._placement: PlacementGroup | None = None
+        self._session = _RaySession.open(workers_per_node)
+        try:
+            self._placement = _reserve(nnodes, workers_per_node, gpu=spec.device == "cuda")
+            self._actors = [self._start_actor(rank // workers_per_node, spec) for rank in range(self.world_size)]
+            self._start_workers(spec)
+        except BaseException:
+            self.shutdown()
+            raise
+
+    def _start_actor(self, bundle: int, spec: WorkerSpec) -> Any:
+        strategy = PlacementGroupSchedulingStrategy(self._placement, placement_group_bundle_index=bundle)
+        actor_class = ray.remote(_WorkerHost).options(
+            num_cpus=1, num_gpus=int(spec.device == "cuda"), scheduling_strategy=strategy
+        )
+        return actor_class.remote(_worker_environment(spec.num_threads), sys.path)
+
+    def _start_workers(self, spec: WorkerSpec) -> None:
+        [address] = self._wait([self._actors[0].open_store.remote()])
+        self._store = _connect(address)
+        starts = [actor.start.remote(spec, rank, self.world_size, address) for rank, actor in enumerate(self._actors)]
+        self._wait(starts)
+
+    def call_each(
+        self, method: str, args: Sequence[tuple[Any, ...]], *, on_progress: Report | None = None
+    ) -> list[Any]:
+        if len(args) != self.world_size:
+            raise ValueError(f"{len(args)} sets of arguments for {self.world_size} workers")
+        calls = [actor.call.remote(method, each) for actor, each in zip(self._actors, args, strict=True)]
+        return self._wait(calls, on_progress)
+
+    def _wait(self, calls: list[Any], on_progress: Report | None = None) -> list[Any]:
+        """Results by rank; the first call that fails ends the wait, since its peers may be waiting for it for ever."""
+        pending = list(calls)
+        reported = self._progress() if on_progress else 0
+        while pending:
+            done, pending = ray.wait(pending, num_returns=1, timeout=_PROGRESS_INTERVAL_S if on_progress else None)
+            for call in done:
+                self._result(call, calls.index(call))
+            if on_progress and (count := self._progress()) > reported:
+                on_progress(count - reported)
+                reported = count
+        return ray.get(calls)
+
+    def _result(self, call: Any, rank: int) -> Any:
+        try:
+            return ray.get(call)
+        except RayTaskError as error:
+            raise WorkerError(rank, self.world_size, error.cause, str(error)) from None
+        except (ActorDiedError, ActorUnavailableError) as error:
+            raise WorkerError(rank, self.world_size, None, str(error)) from None
+
+    def _progress(self) -> int:
+        return self._store.add(_PROGRESS_KEY, 0)
+
+    def shutdown(self) -> None:
+        for actor in self._actors:
+            ray.kill(actor)
+        self._actors = []
+        if self._placement is not None:
+            remove_placement_group(self._placement)
+            self._placement = None
+        self._session.close()
+
+
+class _RaySession:
+    """Ray as this process uses it: joined if it already runs, else started and ended here."""
+
+    def __init__(self, *, owned: bool, watch: watchdog.DeathWatch | None) -> None:
+        self._owned = owned
+        self._watch = watch
+
+    @classmethod
+    def open(cls, num_cpus: int) -> _RaySession:
+        if ray.is_initialized():
+            return cls(owned=False, watch=None)
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        if os.environ.get("RAY_ADDRESS"):
+            ray.init(logging_level="warning")
+            return cls(owned=True, watch=None)
+        watch = watchdog.DeathWatch() if watchdog.is_supported() else None
+        ray.init(
+            address="local",
+            num_cpus=num_cpus,
+            object_store_memory=_OBJECT_STORE_BYTES,
+            include_dashboard=False,
+            log_to_driver=True,
+            logging_level="error",
+        )
+        return cls(owned=True, watch=watch)
+
+    def close(self) -> None:
+        if self._owned:
+            ray.shutdown()
+        if self._watch is not None:
+            self._watch.close()
+        self._owned, self._watch = False, None
+
+
+def _reserve(nnodes: int, workers_per_node: int, *, gpu: bool) -> PlacementGroup:
+    """A bundle of devices on each node."""
+    bundle = {"CPU": float(workers_per_node)} | ({"GPU": float(workers_per_node)} if gpu else {})
+    group = placement_group([bundle] * nnodes, strategy="STRICT_SPREAD" if nnodes > 1 else "PACK")
+    if not group.wait(_PLACEMENT_TIMEOUT_S):
+        resources = {name: count for name, count in ray.cluster_resources().items() if name in ("CPU", "GPU")}
+        remove_placement_group(group)
+        raise ConfigError(
+            f"trainer.nnodes={nnodes} trainer.n_gpus_per_node={workers_per_node}: the Ray cluster has "
+            f"{len(ray.nodes())} nodes with {resources} and did not free {bundle} on each "
+            f"in {_PLACEMENT_TIMEOUT_S:.0f} s"
+        )
+    return group
+
+
+def _worker_environment(num_threads: int) -> dict[str, str]:
+    """What a worker's process gets of this one's environment, and its thread counts."""
+    passed_on = {
+        name: value
+        for name, value in os.environ.items()
+        if (name.startswith(_PASSED_ON_PREFIXES) or name in _PASSED_ON_NAMES) and name not in _NEVER_PASSED_ON
+    }
+    return passed_on | thread_environment(num_threads)
+
+
+def _connect(address: tuple[str, int]) -> Any:
+    from torch.distributed import TCPStore
+
+    return TCPStore(address[0], address[1], is_master=False)
+
+
+class _WorkerHost:
+    """The Ray actor: imports the worker's class after its environment is set, since libraries read it on import."""
+
+    def __init__(self, environment: dict[str, str], import_path: list[str]) -> None:
+        os.environ.update(environment)
+        sys.path += [folder for folder in import_path if folder not in sys.path]
+        self._store: Any = None
+        self._worker: Any = None
+
+    def open_store(self) -> tuple[str, int]:
+        """Serve the group's rendezvous from here; its host and port."""
+        from torch.distributed import TCPStore
+
+        host = ray.util.get_node_ip_address()
+        # Port 0: the store itself picks a free one, so nobody can take it in between.
+        self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
+        return host, self._store.port
+
+    def start(self, spec: WorkerSpec, rank: int, world_size: int, address: tuple[str, int]) -> None:
+        store = self._store or _connect(address)
+        context = WorkerContext(
+            rank=rank,
+            world_size=world_size,
+            num_threads=spec.num_threads,
+            device=spec.device,
+            store=store,
+            report=functools.partial(store.add, _PROGRESS_KEY),
+        )
+        self._worker = spec.worker_class()(context, *spec.args)
+
+    def call(self, method: str, args: tuple[Any, ...]) -> Any:
+        return getattr(self._worker, method)(*args)
