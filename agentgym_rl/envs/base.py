@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
 
 
 class InvalidCall(Exception):
@@ -36,9 +35,6 @@ class Environment(ABC):
 
     Anything but `InvalidCall` that a method raises is a fault of the environment: the server answers HTTP 500.
     """
-
-    runs_inline: ClassVar[bool] = False
-    """True when every call takes microseconds: the server then calls it in its event loop instead of a thread."""
 
     @abstractmethod
     def reset(self, data_idx: int) -> ResetResult:

@@ -265,8 +265,6 @@ class _Refused(Exception):
 class TextCraft(Environment):
     """One TextCraft episode after another."""
 
-    runs_inline = True
-
     def __init__(self) -> None:
         self._book = recipe_book()
         self.goal = ""

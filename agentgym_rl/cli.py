@@ -1,0 +1,73 @@
+"""The command ``agentgym-rl``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from agentgym_rl.errors import AgentGymError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one subcommand; returns the exit status. Errors of the user's input are one line on stderr."""
+    options = _parser().parse_args(arguments)
+    try:
+        options.run(options)
+    except AgentGymError as error:
+        print(f"agentgym-rl: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="agentgym-rl", description="Environments and agents of AgentGym-RL.")
+    subcommands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for add in _SUBCOMMANDS:
+        add(subcommands)
+    return parser
+
+
+# Each function adds one subcommand to the parser and sets `run`, which takes the parsed options.
+
+
+def _add_serve(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subcommands.add_parser("serve", help="serve an environment over HTTP")
+    parser.add_argument("task", help="a registered environment, e.g. textcraft")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, help="0 takes a free one; default: the environment's own")
+    parser.add_argument("--session-ttl", type=float, default=3600.0, metavar="SECONDS", help="idle life of a session")
+    parser.add_argument("--max-sessions", type=int, default=1024, metavar="N", help="sessions alive at once")
+    parser.add_argument("--ready-file", type=Path, metavar="PATH", help="write the server's URL there once it listens")
+    parser.set_defaults(run=_serve)
+
+
+def _serve(options: argparse.Namespace) -> None:
+    from agentgym_rl.envs.registry import get_spec
+    from agentgym_rl.envs.server import build_app
+    from agentgym_rl.envs.serving import Server, bind, url_of
+
+    spec = get_spec(options.task)
+    app = build_app(spec, max_sessions=options.max_sessions, session_ttl_s=options.session_ttl)
+    listener = bind(options.host, spec.default_port if options.port is None else options.port)
+
+    def announce() -> None:
+        print(f"listening on {url_of(listener)}", flush=True)
+        if options.ready_file is not None:
+            _write_whole(options.ready_file, url_of(listener) + "\n")
+
+    Server(app, on_ready=announce).run(sockets=[listener])
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Write a file that no reader ever sees half written."""
+    aside = path.with_name(path.name + ".part")
+    aside.write_text(text)
+    aside.replace(path)
+
+
+_SUBCOMMANDS = (_add_serve,)
+
+if __name__ == "__main__":
+    sys.exit(main())

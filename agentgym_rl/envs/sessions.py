@@ -1,0 +1,103 @@
+"""The sessions of one environment server: handles, lifetimes, capacity. No HTTP here."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentgym_rl.envs.base import Environment, InvalidCall
+
+MAX_HANDLE = 2**53 - 1
+"""The largest integer that every JSON reader keeps exact."""
+_KEPT_ANSWERS = 8
+"""Answers a session remembers by request id. A client has one call in flight, so a few are plenty."""
+
+
+class AtCapacity(Exception):
+    """No further session fits."""
+
+
+@dataclass(eq=False, slots=True)
+class Session:
+    """One client's environment."""
+
+    handle: int
+    environment: Environment
+    last_used: float
+    """Clock time of the latest request, in seconds."""
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while the environment works: requests for one handle run one after the other."""
+    users: int = 0
+    """Requests that run or wait for the lock; such a session never expires."""
+    reward: float = 0
+    """Of the latest step."""
+    done: bool = False
+    answers: OrderedDict[str, Any] = field(default_factory=OrderedDict)
+    """Latest answers by request id, so that a repeated request runs nothing twice."""
+
+    def remember(self, request_id: str, answer: Any) -> None:
+        self.answers[request_id] = answer
+        if len(self.answers) > _KEPT_ANSWERS:
+            self.answers.popitem(last=False)
+
+
+class SessionStore:
+    """Live sessions by handle. Used from one event loop."""
+
+    def __init__(self, *, max_sessions: int, ttl_s: float, clock: Callable[[], float]) -> None:
+        self.max_sessions = max_sessions
+        self.ttl_s = ttl_s
+        self._clock = clock
+        self._sessions: dict[int, Session] = {}
+        self._reserved = 0
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def reserve(self) -> None:
+        """Take a place for a session that is being made; raises `AtCapacity`. `add` or `cancel` gives it back."""
+        if len(self._sessions) + self._reserved >= self.max_sessions:
+            raise AtCapacity(f"{len(self._sessions)} sessions are alive, the most this server holds")
+        self._reserved += 1
+
+    def cancel(self) -> None:
+        """Give back a reserved place whose session could not be made."""
+        self._reserved -= 1
+
+    def add(self, environment: Environment) -> Session:
+        """Turn a reserved place into a session under a fresh handle that nobody can guess."""
+        handle = secrets.randbelow(MAX_HANDLE) + 1
+        while handle in self._sessions:
+            handle = secrets.randbelow(MAX_HANDLE) + 1
+        self._reserved -= 1
+        session = self._sessions[handle] = Session(handle, environment, self._clock())
+        return session
+
+    def find(self, handle: int) -> Session:
+        """The session of ``handle``, its lifetime renewed; raises `InvalidCall`."""
+        session = self._sessions.get(handle)
+        if session is None:
+            raise InvalidCall(
+                f"no session {handle}: never created, closed, or expired after {self.ttl_s:g} s without a request"
+            )
+        session.last_used = self._clock()
+        return session
+
+    def remove(self, handle: int) -> Session | None:
+        """Take the session out, so that its place is free; None when it is not there."""
+        return self._sessions.pop(handle, None)
+
+    def remove_expired(self) -> list[Session]:
+        """Take out the sessions that no request touched for ``ttl_s`` seconds."""
+        oldest = self._clock() - self.ttl_s
+        expired = [s for s in self._sessions.values() if s.users == 0 and s.last_used <= oldest]
+        return [self._sessions.pop(session.handle) for session in expired]
+
+    def remove_all(self) -> list[Session]:
+        sessions = list(self._sessions.values())
+        self._sessions.clear()
+        return sessions

@@ -1,0 +1,80 @@
+"""Runs environment servers for tests, on free ports of the loopback interface.
+
+``with serve(app) as url`` runs an ASGI application in a thread; ``with serve_process("textcraft") as server`` starts
+the real command in a process of its own.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentgym_rl.envs.serving import Server, bind, url_of
+
+_START_S = 60.0
+
+
+@contextmanager
+def serve(app: Any, *, port: int = 0) -> Iterator[str]:
+    """The URL of ``app``, which runs in a thread of this process until the block ends."""
+    listener = bind("127.0.0.1", port)
+    ready = threading.Event()
+    server = Server(app, on_ready=ready.set)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="test-server", daemon=True)
+    thread.start()
+    try:
+        assert ready.wait(_START_S), "the server did not start"
+        yield url_of(listener)
+    finally:
+        server.should_exit = True
+        thread.join(_START_S)
+        listener.close()
+
+
+@dataclass(frozen=True)
+class ServerProcess:
+    url: str
+    process: subprocess.Popen[str]
+
+    def stop(self) -> int:
+        """Terminate the server; returns its exit status."""
+        self.process.terminate()
+        return self.process.wait(_START_S)
+
+    def kill(self) -> None:
+        """End it without warning, as a crash would."""
+        self.process.kill()
+        self.process.wait(_START_S)
+
+
+@contextmanager
+def serve_process(task: str, *options: str, port: int = 0) -> Iterator[ServerProcess]:
+    """``agentgym-rl serve <task>`` in its own process, ended with the block."""
+    with tempfile.TemporaryDirectory() as folder:
+        ready_file = Path(folder) / "url"
+        command = [sys.executable, "-m", "agentgym_rl.cli", "serve", task, "--port", str(port)]
+        command += ["--ready-file", str(ready_file), *options]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, text=True)
+        server = ServerProcess("", process)
+        try:
+            yield ServerProcess(_wait_for_url(process, ready_file), process)
+        finally:
+            if process.poll() is None:
+                server.kill()
+
+
+def _wait_for_url(process: subprocess.Popen[str], ready_file: Path) -> str:
+    end = time.monotonic() + _START_S
+    while not ready_file.exists():
+        assert process.poll() is None, f"the server ended with status {process.returncode}"
+        assert time.monotonic() < end, "the server did not start"
+        time.sleep(0.02)
+    return ready_file.read_text().strip()
