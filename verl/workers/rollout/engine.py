@@ -16,9 +16,7 @@ class Engine(ABC):
     policy_version: int = 0
 
     @abstractmethod
-    async def generate(
-        self, prompt_ids: Sequence[int], sampling: SamplingParams, *, trajectory_id: str
-    ) -> Generation:
+    async def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams, *, trajectory_id: str) -> Generation:
         """Sample one turn after ``prompt_ids``, the whole sequence so far; see `TokenGenerator.generate`."""
 
     @abstractmethod
