@@ -108,7 +108,7 @@ class DataProto:
         for name, parts in columns.items():
             if len({part is None for part in parts}) == 2:
                 raise ValueError(f"concat: {name} is set in some batches and missing in others")
-        joined = {name: None if parts[0] is None else torch.cat(parts) for name, parts in columns.items()}
+        joined: dict[str, Any] = {n: None if parts[0] is None else torch.cat(parts) for n, parts in columns.items()}
         return cls(offsets_B1=_offsets(torch.cat([batch.lengths_B for batch in batches])), **joined)
 
     def __len__(self) -> int:
@@ -144,13 +144,17 @@ class DataProto:
     def select(self, indices: Sequence[int] | torch.Tensor) -> DataProto:
         """The sequences at ``indices`` (0..B-1, any order, repeats allowed) as a new batch."""
         index = torch.as_tensor(indices, dtype=torch.int64, device=self.offsets_B1.device)
-        lengths_B = self.lengths_B[index]
-        tokens = _ranges(self.offsets_B1[:-1][index], lengths_B)
-        picked: dict[str, Any] = {"offsets_B1": _offsets(lengths_B)}
+        tokens = self.token_positions(index)
+        picked: dict[str, Any] = {"offsets_B1": _offsets(self.lengths_B[index])}
         for name, tensor in self._tensors():
             if name != "offsets_B1":
                 picked[name] = tensor[tokens if name.endswith("_T") else index]
         return self.replace(**picked)
+
+    def token_positions(self, indices: Sequence[int] | torch.Tensor) -> torch.Tensor:
+        """int64: where in ``T`` the tokens of the sequences at ``indices`` stand, i.e. of `select`'s result."""
+        index = torch.as_tensor(indices, dtype=torch.int64, device=self.offsets_B1.device)
+        return _ranges(self.offsets_B1[:-1][index], self.lengths_B[index])
 
     def replace(self, **changes: Any) -> DataProto:
         """A batch that differs in the named fields and shares the others."""

@@ -1,11 +1,11 @@
 """Variable-length attention for sequences laid end to end, registered with transformers under a name of ours.
 
-A model loaded with ``attn_implementation=PACKED_ATTENTION`` takes one row ``[1, T]`` and the keyword argument ``packing``.
+A model loaded with ``attn_implementation=PACKED_ATTENTION`` takes one row ``[1, T]`` and the keyword ``packing``.
 transformers builds no mask for a name without a mask function, so nothing quadratic in the row ever exists.
 
-Without flash-attn, sequences go through `scaled_dot_product_attention` one by one. On one CPU thread with 40 sequences of
-300 to 600 tokens and 4 heads of 32, that ran at 75,000 tokens/s forward and backward; padding 4, 10 or 40 sequences of
-similar length into one call at 56,000, 62,000 and 47,000: the kernel's own work outweighs the calls saved.
+Without flash-attn, sequences go through `scaled_dot_product_attention` one by one. On one CPU thread with 40 sequences
+of 300 to 600 tokens and 4 heads of 32, that ran at 75,000 tokens/s forward and backward; padding 4, 10 or 40 sequences
+of similar length into one call at 56,000, 62,000 and 47,000: the kernel's own work outweighs the calls saved.
 Axes: ``T`` tokens, ``H`` heads, ``D`` head size, ``L`` tokens of one sequence.
 """
 
@@ -48,20 +48,22 @@ def packed_attention(
     *,
     packing: Packing,
     scaling: float | None = None,
-    dropout: float = 0.0,
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Causal attention within each sequence: ``[1, H, T, D]`` in, ``[1, T, H, D]`` out; keys may have fewer heads.
 
-    Raises `ValueError` when a mask was built, which means that ``packing`` would not be all that decides who sees whom.
+    Never drops out, whatever the model's config says. Raises `ValueError` when a mask was built: ``packing`` alone
+    decides who sees whom.
     """
     if attention_mask is not None:
-        raise ValueError(f"{PACKED_ATTENTION}: packing replaces attention_mask, got one of shape {attention_mask.shape}")
+        raise ValueError(
+            f"{PACKED_ATTENTION}: packing replaces attention_mask, got one of shape {attention_mask.shape}"
+        )
     window = sliding_window if sliding_window is not None and sliding_window < packing.max_length else None
     if query.is_cuda and query.dtype != torch.float32 and _has_flash_attn():
-        return _flash(query, key, value, packing, scaling, dropout, window), None
-    return _sequence_by_sequence(query, key, value, packing, scaling, dropout, window), None
+        return _flash(query, key, value, packing, scaling, window), None
+    return _sequence_by_sequence(query, key, value, packing, scaling, window), None
 
 
 def _sequence_by_sequence(
@@ -70,7 +72,6 @@ def _sequence_by_sequence(
     value: torch.Tensor,
     packing: Packing,
     scaling: float | None,
-    dropout: float,
     window: int | None,
 ) -> torch.Tensor:
     # split, not slices: the backward of a slice fills a tensor of the whole row, which is quadratic in their number.
@@ -80,7 +81,7 @@ def _sequence_by_sequence(
     for q, k, v in parts:
         mask = _band(q.shape[2], window, q.device) if window is not None else None
         output = scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=mask is None, scale=scaling, enable_gqa=grouped
+            q, k, v, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=grouped
         )
         outputs.append(output.transpose(1, 2))
     return torch.cat(outputs, dim=1)
@@ -98,7 +99,6 @@ def _flash(
     value: torch.Tensor,
     packing: Packing,
     scaling: float | None,
-    dropout: float,
     window: int | None,
 ) -> torch.Tensor:
     from flash_attn import flash_attn_varlen_func
@@ -113,7 +113,6 @@ def _flash(
         bounds,
         longest,
         longest,
-        dropout_p=dropout,
         softmax_scale=scaling,
         causal=True,
         window_size=(-1, -1) if window is None else (window - 1, 0),

@@ -40,8 +40,9 @@ def load_policy(
         raise ConfigError(f"model.path={config.path!r}: cannot load a causal language model: {error}") from error
     check_output_layer(model)
     if config.enable_gradient_checkpointing:
-        model.gradient_checkpointing_enable()
-    return model.to(device), tokenizer
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    model.to(torch.device(device))  # type: ignore[arg-type]  # its decorator hides the signature
+    return model, tokenizer
 
 
 _GENERIC_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")
@@ -51,8 +52,8 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     """The tokenizer in ``config.path``; `ConfigError` when there is none."""
     try:
         declared = get_tokenizer_config(config.path).get("tokenizer_class")
-        # AutoTokenizer takes the model family's own class even where the folder asks for the generic one, and such a
-        # class rebuilds pre-tokenizer and merges by its own rules: a word-level tokenizer beside a Qwen2 then loses words.
+        # AutoTokenizer takes the model family's own class even where the folder asks for the generic one, and that class
+        # rebuilds pre-tokenizer and merges by its own rules: a word-level tokenizer beside a Qwen2 then loses words.
         loader = PreTrainedTokenizerFast if declared in _GENERIC_TOKENIZERS else AutoTokenizer
         return loader.from_pretrained(config.path, trust_remote_code=config.trust_remote_code)
     except (OSError, ValueError) as error:
@@ -80,7 +81,9 @@ def check_output_layer(model: PreTrainedModel) -> None:
     for name, neutral in _LOGIT_TRANSFORMS.items():
         value = getattr(model.config, name, neutral)
         if value not in (neutral, None):
-            raise ConfigError(f"model {model.config.model_type!r} has {name}={value}: only plain output layers can be trained")
+            raise ConfigError(
+                f"model {model.config.model_type!r} has {name}={value}: only plain output layers can be trained"
+            )
     if getattr(model.get_output_embeddings(), "bias", None) is not None:
         raise ConfigError(f"model {model.config.model_type!r} has a bias in its output layer: it cannot be trained")
 

@@ -19,6 +19,10 @@ class PolicyModule(nn.Module):
         super().__init__()
         self.model = model
         self.temperature = temperature
+        # Dropout would make a token's old and new log-prob differ without any update between them.
+        for layer in model.modules():
+            if isinstance(layer, nn.Dropout):
+                layer.p = 0.0
 
     def forward(self, batch: DataProto, with_entropy: bool = False) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Log-probs of the batch's loss tokens, float32 nats ``[S]`` in their order, and entropies ``[S]`` if asked.

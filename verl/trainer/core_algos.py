@@ -1,7 +1,7 @@
 """Advantages, KL and losses: pure functions over a flat batch.
 
-Axes: ``T`` tokens of the batch laid end to end, ``B`` sequences, ``S`` sampled tokens (the batch's loss tokens, in order),
-``BM`` sequences x the most sampled tokens of one.
+Axes: ``T`` tokens of the batch laid end to end, ``B`` sequences, ``S`` sampled tokens (the batch's loss tokens, in
+order), ``BM`` sequences x the most sampled tokens of one.
 Only sampled tokens exist here: observations neither decay, reset nor receive anything, and one step of discount is one
 sampled token. Group statistics are float64. A user adds an estimator in a file of their own with `@register_estimator`.
 """
@@ -17,7 +17,7 @@ from agentgym_rl.errors import ConfigError
 from verl.config import KL_ESTIMATORS, LOSS_AGG_MODES, AlgorithmConfig
 from verl.protocol import DataProto
 
-# ------------------------------------------------------------------------------------------------------------ advantages
+# ----------------------------------------------------------------------------------------------------------- advantages
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +33,7 @@ ADVANTAGE_ESTIMATORS: dict[str, AdvantageEstimator] = {}
 
 
 def register_estimator(name: str) -> Callable[[AdvantageEstimator], AdvantageEstimator]:
-    """Decorator that makes a function available as ``algorithm.adv_estimator=<name>``; a taken name is a `ValueError`."""
+    """Decorator that makes a function available as ``algorithm.adv_estimator=<name>``; `ValueError` if it is taken."""
 
     def register(estimator: AdvantageEstimator) -> AdvantageEstimator:
         if name in ADVANTAGE_ESTIMATORS:
@@ -201,7 +201,7 @@ def _sums_by_sequence(values_T: torch.Tensor, batch: DataProto) -> torch.Tensor:
     return sums_B.index_add_(0, batch.sequence_index_T, values_T.double())
 
 
-# -------------------------------------------------------------------------------------------------------------------- KL
+# ------------------------------------------------------------------------------------------------------------------- KL
 
 
 # exp() of a larger log-ratio says nothing a gradient could use, and overflows soon after.
@@ -243,7 +243,7 @@ def apply_kl_penalty(batch: DataProto, *, kl_coef: float, estimator: str) -> tup
     return penalised, float(kl_T.sum()) / max(batch.num_sampled_tokens, 1)
 
 
-# ---------------------------------------------------------------------------------------------------------------- losses
+# --------------------------------------------------------------------------------------------------------------- losses
 
 
 @dataclass(frozen=True)

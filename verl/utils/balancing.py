@@ -24,9 +24,7 @@ def balanced_partition(lengths: Sequence[int], num_parts: int) -> list[list[int]
     return [sorted(part) for part in parts]
 
 
-def pack(
-    lengths: Sequence[int], *, max_tokens: int | None = None, max_sequences: int | None = None
-) -> list[list[int]]:
+def pack(lengths: Sequence[int], *, max_tokens: int | None = None, max_sequences: int | None = None) -> list[list[int]]:
     """Indices of ``lengths`` in micro-batches of at most ``max_tokens`` tokens and ``max_sequences`` sequences.
 
     None sets no limit; a sequence above ``max_tokens`` goes alone. As many micro-batches as the limits need are filled

@@ -6,8 +6,10 @@ import torch
 import torch.distributed as dist
 
 
-def init_process_group(*, rank: int, world_size: int, master_address: str, master_port: int, device: torch.device) -> None:
-    """Join the group: nccl for CUDA tensors with gloo for CPU ones, else gloo. Blocks until all ``world_size`` are there."""
+def init_process_group(
+    *, rank: int, world_size: int, master_address: str, master_port: int, device: torch.device
+) -> None:
+    """Join the group (gloo, and nccl for CUDA tensors); blocks until all ``world_size`` ranks are there."""
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -42,16 +44,20 @@ def barrier() -> None:
         dist.barrier()
 
 
-def all_reduce_max(value: int) -> int:
+def max_over_ranks(value: int) -> int:
     """The largest ``value`` of all ranks."""
-    tensor = torch.tensor(value, dtype=torch.int64)
+    return int(all_reduce_max_(torch.tensor(value)))
+
+
+def all_reduce_sum_(tensor: torch.Tensor) -> torch.Tensor:
+    """Add ``tensor`` over all ranks, in place; returns it."""
+    if world_size() > 1:
+        dist.all_reduce(tensor, op=dist.ReduceOp.SUM)
+    return tensor
+
+
+def all_reduce_max_(tensor: torch.Tensor) -> torch.Tensor:
+    """Take the largest of each element over all ranks, in place; returns it."""
     if world_size() > 1:
         dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
-    return int(tensor)
-
-
-def all_reduce_(tensor: torch.Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> torch.Tensor:
-    """Combine ``tensor`` over all ranks, in place; returns it."""
-    if world_size() > 1:
-        dist.all_reduce(tensor, op=op)
     return tensor
