@@ -8,9 +8,7 @@ check:
 test:
 	bash scripts/test.sh
 
-format: .venv
+format:
+	bash scripts/setup.sh dev
 	.venv/bin/ruff check --fix .
 	.venv/bin/ruff format .
-
-.venv:
-	bash scripts/setup.sh train envs smollm2 dev
