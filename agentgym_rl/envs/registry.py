@@ -52,22 +52,32 @@ class EnvSpec:
         return self.client.reward_is_cumulative
 
 
+_registered: dict[str, EnvSpec] = {}
+
+
+def register(spec: EnvSpec) -> None:
+    """Make an environment known to this process; a package that other processes shall find needs an entry point."""
+    _registered[spec.name] = spec
+
+
 def get_spec(task_name: str) -> EnvSpec:
     """The environment registered under ``task_name``; raises `ConfigError` that lists the known ones."""
-    known = _entry_points()
-    if task_name not in known:
-        nearest = difflib.get_close_matches(task_name, known, n=1)
+    if task_name in _registered:
+        return _registered[task_name]
+    point = _entry_points().get(task_name)
+    if point is None:
+        nearest = difflib.get_close_matches(task_name, known_tasks(), n=1)
         hint = f"; did you mean {nearest[0]}?" if nearest else ""
-        raise ConfigError(f"agentgym.task_name={task_name!r}: known environments are {', '.join(sorted(known))}{hint}")
-    spec = known[task_name].load()
+        raise ConfigError(f"agentgym.task_name={task_name!r}: known environments are {', '.join(known_tasks())}{hint}")
+    spec = point.load()
     if not isinstance(spec, EnvSpec):
-        raise ConfigError(f"entry point {known[task_name].value!r} of {task_name!r} is no EnvSpec but {spec!r}")
+        raise ConfigError(f"entry point {point.value!r} of environment {task_name!r} is {spec!r}, must be an EnvSpec")
     return spec
 
 
 def known_tasks() -> list[str]:
     """Names of all registered environments."""
-    return sorted(_entry_points())
+    return sorted(_entry_points().keys() | _registered.keys())
 
 
 @functools.cache

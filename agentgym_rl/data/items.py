@@ -1,0 +1,105 @@
+"""Item lists: which task instances a run trains or is evaluated on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from agentgym_rl.errors import ConfigError
+from agentgym_rl.types import Item
+
+_SUFFIXES = (".json", ".jsonl", ".parquet")
+
+
+def load_items(path: str | Path, task: str) -> list[Item]:
+    """The items of a file, or of an evaluation folder, each once.
+
+    A file holds rows with ``item_id`` (``<task>_<int>`` or an int), or bare ids: JSON (a list), JSONL or parquet. A
+    folder holds ``<task>_test.json`` and one file per category, whose stem is the category of the items it lists.
+    Raises `ConfigError` for a path that does not exist, no items, an unreadable row, or an item listed twice.
+    """
+    path = Path(path)
+    if path.is_dir():
+        items = _load_folder(path, task)
+    elif path.is_file():
+        items = _load_file(path, task)
+    else:
+        raise ConfigError(f"item list {path}: no such file or folder")
+    if not items:
+        raise ConfigError(f"item list {path}: holds no items")
+    return items
+
+
+def overlap(items: Iterable[Item], others: Iterable[Item]) -> list[str]:
+    """Ids of the items that stand in both lists, in the order of ``items``."""
+    ids = {item.item_id for item in others}
+    return [item.item_id for item in items if item.item_id in ids]
+
+
+def _load_folder(folder: Path, task: str) -> list[Item]:
+    """All items of a folder, in the order of ``<task>_test`` and then of the category files."""
+    files = sorted(path for path in folder.iterdir() if path.suffix in _SUFFIXES)
+    found: dict[str, Item] = {}
+    for path in sorted(files, key=lambda path: path.stem != f"{task}_test"):
+        category = "" if path.stem == f"{task}_test" else path.stem
+        for item in _load_file(path, task):
+            earlier = found.get(item.item_id, item)
+            if earlier.category not in ("", item.category) and category:
+                raise ConfigError(
+                    f"{folder}: {item.item_id} stands in two categories, {earlier.category} and {category}"
+                )
+            found[item.item_id] = replace(item, category=category)
+    return list(found.values())
+
+
+def _load_file(path: Path, task: str) -> list[Item]:
+    items: dict[str, Item] = {}
+    for number, row in enumerate(_rows(path), start=1):
+        item = _item(row, task, f"{path} row {number}")
+        if item.item_id in items:
+            raise ConfigError(f"{path} row {number}: {item.item_id} is listed twice")
+        items[item.item_id] = item
+    return list(items.values())
+
+
+def _item(row: Any, task: str, where: str) -> Item:
+    if isinstance(row, dict) and "item_id" not in row:
+        raise ConfigError(f"{where}: has no item_id, only {', '.join(map(str, row)) or 'nothing'}")
+    try:
+        return Item.parse(row["item_id"] if isinstance(row, dict) else row, task)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def _rows(path: Path) -> list[Any]:
+    if path.suffix == ".parquet":
+        return _parquet_rows(path)
+    if path.suffix not in _SUFFIXES:
+        raise ConfigError(f"item list {path}: must end in {', '.join(_SUFFIXES)}")
+    try:
+        text = path.read_text(encoding="utf-8")
+        rows = _json_lines(text) if path.suffix == ".jsonl" else json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"item list {path}: not valid {path.suffix[1:].upper()}: {error}") from None
+    if not isinstance(rows, list):
+        raise ConfigError(f"item list {path}: must be a JSON list of rows, is {type(rows).__name__}")
+    return rows
+
+
+def _json_lines(text: str) -> list[Any]:
+    return [json.loads(line) for line in text.split("\n") if line.strip()]
+
+
+def _parquet_rows(path: Path) -> list[Any]:
+    try:
+        from pyarrow import ArrowInvalid, parquet
+    except ImportError:
+        raise ConfigError(f"item list {path}: parquet needs pyarrow; run pip install 'agentgym-rl[train]'") from None
+    try:
+        rows: list[Any] = parquet.read_table(path).to_pylist()
+    except ArrowInvalid as error:
+        raise ConfigError(f"item list {path}: not valid parquet: {error}") from None
+    return rows
