@@ -384,6 +384,7 @@ class _Metrics:
             "sessions_expired_total": self.expired,
             "environment_faults_total": self.faults,
             "environment_seconds_total": self.rules_s,
+            "cpu_seconds_total": time.process_time(),
         }
         lines = []
         for kind, values in (("gauge", gauges), ("counter", counts)):

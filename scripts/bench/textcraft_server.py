@@ -1,0 +1,196 @@
+"""How fast TextCraft is served: steps per second over HTTP and in process, and the share spent outside the rules.
+
+64 clients play planner episodes against one server process. Two kinds of clients are timed: bare sockets, which show
+what the server itself can do, and the project's own (``requests``, one thread each).
+
+    python scripts/bench/textcraft_server.py [--clients 64] [--seconds 5]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import functools
+import itertools
+import json
+import multiprocessing
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import requests
+
+from agentgym_rl.envs.textcraft.client import TextCraftClient
+from agentgym_rl.envs.textcraft.environment import TextCraft, recipe_book
+from agentgym_rl.envs.textcraft.planner import plan
+
+
+def steps_per_second_in_process(seconds: float) -> float:
+    """Planner episodes with the rules alone; resets count as time, not as steps."""
+    plans = _plans()
+    environment, steps, start = TextCraft(), 0, time.perf_counter()
+    for index in itertools.cycle(range(len(plans))):
+        environment.reset(index)
+        for action in plans[index]:
+            environment.step(action)
+        steps += len(plans[index])
+        if time.perf_counter() - start >= seconds:
+            break
+    return steps / (time.perf_counter() - start)
+
+
+@dataclass(frozen=True)
+class Load:
+    """What clients achieved."""
+
+    steps: int
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Steps per second."""
+        return self.steps / self.seconds
+
+
+def load_by_clients(url: str, clients: int, seconds: float) -> Load:
+    """The project's clients, one thread each, in this process."""
+    plans, end, counts = _plans(), time.perf_counter() + seconds, [0] * clients
+
+    def play(number: int) -> None:
+        with TextCraftClient(url) as client:
+            for index in itertools.cycle(range(number, len(plans), clients)):
+                client.reset(index)
+                for action in plans[index]:
+                    client.step(f"Action: {action}")
+                    counts[number] += 1
+                if time.perf_counter() >= end:
+                    return
+
+    threads = [threading.Thread(target=play, args=(number,)) for number in range(clients)]
+    start = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return Load(sum(counts), time.perf_counter() - start)
+
+
+def load_by_sockets(url: str, clients: int, seconds: float) -> Load:
+    """Bare HTTP over asyncio sockets, from a process of its own."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(_socket_load, (url, clients, seconds))
+
+
+def _socket_load(url: str, clients: int, seconds: float) -> Load:
+    return asyncio.run(_play_sockets(url, clients, seconds))
+
+
+async def _play_sockets(url: str, clients: int, seconds: float) -> Load:
+    _plans()  # made before the clock starts
+    start = time.perf_counter()
+    steps = await asyncio.gather(*(_play_socket(url, number, clients, start + seconds) for number in range(clients)))
+    return Load(sum(steps), time.perf_counter() - start)
+
+
+async def _play_socket(url: str, number: int, clients: int, end: float) -> int:
+    plans, address, steps = _plans(), urlsplit(url), 0
+    reader, writer = await asyncio.open_connection(address.hostname, address.port)
+
+    async def post(path: str, **fields: object) -> dict[str, object]:
+        body = json.dumps(fields).encode()
+        writer.write(b"POST /%s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (path.encode(), len(body)) + body)
+        head = (await reader.readuntil(b"\r\n\r\n")).lower()
+        length = int(head.split(b"content-length:")[1].split(b"\r\n")[0])
+        answer: dict[str, object] = json.loads(await reader.readexactly(length))
+        return answer
+
+    handle = (await post("create"))["id"]
+    for index in itertools.cycle(range(number, len(plans), clients)):
+        await post("reset", id=handle, data_idx=index)
+        for action in plans[index]:
+            await post("step", id=handle, action=action)
+            steps += 1
+        if time.perf_counter() >= end:
+            break
+    writer.close()
+    return steps
+
+
+@functools.cache
+def _plans() -> list[list[str]]:
+    return [plan(goal) for goal in recipe_book().goals]
+
+
+@contextmanager
+def _server() -> Iterator[str]:
+    with tempfile.TemporaryDirectory() as folder:
+        ready = Path(folder) / "url"
+        command = [
+            sys.executable,
+            "-m",
+            "agentgym_rl.cli",
+            "serve",
+            "textcraft",
+            "--port",
+            "0",
+            "--ready-file",
+            str(ready),
+        ]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        try:
+            while not ready.exists():
+                if process.poll() is not None:
+                    raise SystemExit(f"the server ended with status {process.returncode}")
+                time.sleep(0.05)
+            yield ready.read_text().strip()
+        finally:
+            process.terminate()
+            process.wait()
+
+
+@dataclass(frozen=True)
+class _ServerSeconds:
+    cpu: float
+    """CPU time of the server process."""
+    rules: float
+    """Of that, in environment code."""
+
+
+def _server_seconds(url: str) -> _ServerSeconds:
+    values = dict(line.rsplit(" ", 1) for line in requests.get(f"{url}/metrics", timeout=10).text.splitlines())
+    label = '{environment="textcraft"}'
+    return _ServerSeconds(
+        cpu=float(values[f"agentgym_cpu_seconds_total{label}"]),
+        rules=float(values[f"agentgym_environment_seconds_total{label}"]),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--seconds", type=float, default=5.0)
+    options = parser.parse_args()
+
+    in_process = steps_per_second_in_process(options.seconds)
+    print(f"in process                        {in_process:10.0f} steps/s")
+    with _server() as url:
+        for name, load in (("bare sockets", load_by_sockets), ("EnvClient", load_by_clients)):
+            before = _server_seconds(url)
+            result = load(url, options.clients, options.seconds)
+            after = _server_seconds(url)
+            cpu_s, rules_s = after.cpu - before.cpu, after.rules - before.rules
+            print(
+                f"{options.clients} clients over HTTP, {name:12} {result.rate:10.0f} steps/s, {result.steps / cpu_s:.0f} "
+                f"per second of server CPU, {1 - rules_s / cpu_s:.1%} of it outside the rules"
+            )
+
+
+if __name__ == "__main__":
+    main()
