@@ -174,7 +174,8 @@ class Turn:
 class Trajectory:
     """One finished episode: messages, turns and the exact token record of it.
 
-    Arrays have shape ``[T]`` and equal length. Attention is 1 everywhere and positions are 0, 1, 2, ..., so neither is stored.
+    Arrays have shape ``[T]`` and equal length. Attention is 1 everywhere and positions are 0, 1, 2, ..., so neither is
+    stored.
     """
 
     item: Item
@@ -209,6 +210,13 @@ class Trajectory:
     """Empty, or ``<ErrorType>: message`` of a fault."""
     extra: dict[str, Any] = field(default_factory=dict)
     """JSON-able values of the environment that a viewer may show."""
+
+    def __repr__(self) -> str:
+        """One line without the arrays: a task's or an error's message shows it whole."""
+        return (
+            f"Trajectory({self.item.item_id} sample {self.sample_index}, {self.stop_reason}, score {self.score:g}, "
+            f"{len(self.turns)} turns, {self.num_tokens} tokens)"
+        )
 
     @property
     def masked(self) -> bool:

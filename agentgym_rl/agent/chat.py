@@ -14,7 +14,7 @@ import logging
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any, Protocol
 
 from agentgym_rl.errors import ConfigError
@@ -62,11 +62,11 @@ class EncodedConversation:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Plain text, or one control token of the scaffold, owned by a message."""
+    """Plain text, or ids of the scaffold that no neighbour can change, owned by a message."""
 
     owner: int
     text: str = ""
-    token_id: int | None = None
+    ids: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,8 @@ class ChatTemplate:
         one after. Control strings in ``text`` come out as plain text.
         """
         content = _Piece(0, self._trims[Role.USER](text))
-        encoded = self._encode([*self._observation_head, content, *self._observation_tail], at_start=False)
+        pieces = [piece if isinstance(piece, _Piece) else content for piece in self._observation_layout]
+        encoded = self._encode(pieces, at_start=False)
         return EncodedText(encoded.ids, tuple(message_index + offset for offset in encoded.sequence_ids))
 
     def encode_answer(self, text: str) -> tuple[int, ...]:
@@ -212,13 +213,13 @@ class ChatTemplate:
         owners: list[int] = []
         run: list[_Piece] = []
         for piece in pieces:
-            if piece.token_id is None:
+            if piece.ids is None:
                 run.append(piece)
                 continue
             self._encode_run(run, ids, owners, at_start=at_start)
             run, at_start = [], False
-            ids.append(piece.token_id)
-            owners.append(piece.owner)
+            ids.extend(piece.ids)
+            owners.extend([piece.owner] * len(piece.ids))
         self._encode_run(run, ids, owners, at_start=at_start)
         return EncodedText(tuple(ids), tuple(owners))
 
@@ -348,8 +349,9 @@ class ChatTemplate:
         closing, generation_prompt = _split_off(ending, self._closings[Role.USER])
         if getattr(token, "rstrip", False):
             separator, header = (separator.lstrip(), header) if separator.strip() else ("", header.lstrip())
-        self._observation_head = self._split_scaffold((separator, -1), (header, 0))
-        self._observation_tail = self._split_scaffold((closing, 0), (generation_prompt, 1))
+        head = self._split_scaffold((separator, -1), (header, 0))
+        tail = self._split_scaffold((closing, 0), (generation_prompt, 1))
+        self._observation_layout = self._compile([*head, 0, *tail], at_start=False)
 
     def _separator(self) -> str:
         """What the template writes after the end-of-turn token even when nothing follows."""
@@ -369,7 +371,22 @@ class ChatTemplate:
             layout += self._own_scaffold(render[start:position], roles, previous, index)
             layout.append(index)
             start, previous = position + len(_slot(index)), index
-        return layout + self._own_scaffold(render[start:], roles, previous, len(roles))
+        layout += self._own_scaffold(render[start:], roles, previous, len(roles))
+        return self._compile(layout, at_start=True)
+
+    def _compile(self, layout: list[_Piece | int], *, at_start: bool) -> list[_Piece | int]:
+        """Encode once what stands between control tokens without touching a content."""
+        compiled: list[_Piece | int] = []
+        for is_text, group in groupby(layout, key=lambda entry: isinstance(entry, int) or entry.ids is None):
+            entries = list(group)
+            run = [entry for entry in entries if isinstance(entry, _Piece)]
+            if not is_text or len(run) < len(entries):
+                compiled += entries
+                continue
+            encoded = self._encode(run, at_start=at_start and not compiled)
+            tokens = zip(encoded.sequence_ids, encoded.ids, strict=True)
+            compiled += [_Piece(owner, ids=(id,)) for owner, id in tokens]
+        return compiled
 
     def _own_scaffold(self, text: str, roles: tuple[Role, ...], previous: int | None, following: int) -> list[_Piece]:
         """Share the scaffold between two contents: the closing is the earlier message's, the rest the later one's."""
@@ -388,20 +405,20 @@ class ChatTemplate:
             start = 0
             for match in self._control_pattern.finditer(text):
                 pieces.append(_Piece(owner, text[start : match.start()]))
-                pieces.append(_Piece(owner, token_id=self._control_tokens[match.group()]))
+                pieces.append(_Piece(owner, ids=(self._control_tokens[match.group()],)))
                 start = match.end()
             pieces.append(_Piece(owner, text[start:]))
-        return self._swallow_space([piece for piece in pieces if piece.text or piece.token_id is not None])
+        return self._swallow_space([piece for piece in pieces if piece.text or piece.ids])
 
     def _swallow_space(self, pieces: list[_Piece]) -> list[_Piece]:
         """Remove the white space that a control token declares to be part of itself, as a tokenizer does."""
         swallowed = list(pieces)
         for position, piece in enumerate(pieces):
-            token = self._added.get(piece.token_id) if piece.token_id is not None else None
+            token = self._added.get(piece.ids[0]) if piece.ids else None
             before, after = position - 1, position + 1
-            if getattr(token, "lstrip", False) and before >= 0 and swallowed[before].token_id is None:
+            if getattr(token, "lstrip", False) and before >= 0 and swallowed[before].ids is None:
                 swallowed[before] = _Piece(swallowed[before].owner, swallowed[before].text.rstrip())
-            if getattr(token, "rstrip", False) and after < len(pieces) and swallowed[after].token_id is None:
+            if getattr(token, "rstrip", False) and after < len(pieces) and swallowed[after].ids is None:
                 swallowed[after] = _Piece(swallowed[after].owner, swallowed[after].text.lstrip())
         return swallowed
 

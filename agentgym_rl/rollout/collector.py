@@ -1,0 +1,279 @@
+"""The collector: every trajectory is its own asyncio task, so nobody waits for the slowest of a round.
+
+A task opens or reuses an environment session, resets it, then generates, steps and appends until a stop reason.
+A failed rollout is data: what the environment (its client's code included), the engine or the clock does wrong is tried
+once more on a fresh session and then kept as a masked trajectory. Every other exception - a wrong configuration, a
+programming error - travels up and ends the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from agentgym_rl.agent.chat import ChatTemplate
+from agentgym_rl.agent.strategies import Strategy, conversation_start
+from agentgym_rl.client.base import EnvClient
+from agentgym_rl.errors import ConfigError, EngineError, EnvError, TooManyFailures
+from agentgym_rl.rollout.handler import RewardRule, RolloutHandler, RolloutRequest, TokenLimits, unstarted_trajectory
+from agentgym_rl.rollout.sessions import EnvClientError, EnvSession, SessionPool
+from agentgym_rl.types import (
+    Message,
+    Role,
+    SamplingParams,
+    StepOutput,
+    StopReason,
+    TokenGenerator,
+    Trajectory,
+)
+
+__all__ = ["RolloutRequest", "RolloutSettings", "TokenLimits", "check_failures", "collect"]
+
+_ATTEMPTS = 2
+_HOPELESS = 8
+"""So many failed trajectories end a rollout early when the part that fails has never worked."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutSettings:
+    """What all trajectories of one rollout share."""
+
+    max_rounds: int
+    """Assistant turns per trajectory."""
+    limits: TokenLimits
+    sampling: SamplingParams
+    """``max_tokens``, ``stop_token_ids`` and ``seed`` are set per turn."""
+    timeout_s: float = 600.0
+    """Seconds one attempt at a trajectory may take."""
+    max_concurrency: int = 256
+    """Trajectories in flight, and so sessions and threads."""
+    strategy: Strategy | str = Strategy.REACT
+    training_step: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("max_rounds", "max_concurrency"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)!r}: must be at least 1")
+        if self.timeout_s <= 0:
+            raise ConfigError(f"agentgym.timeout={self.timeout_s!r}: must be above 0 seconds")
+
+
+async def collect(
+    requests: Sequence[RolloutRequest],
+    engine: TokenGenerator,
+    *,
+    make_client: Callable[[], EnvClient],
+    chat: ChatTemplate,
+    settings: RolloutSettings,
+    on_finished: Callable[[Trajectory], None] | None = None,
+) -> list[Trajectory]:
+    """Make one trajectory per request and return them in the requests' order.
+
+    ``make_client`` is called in a thread of the new session; making a client creates its session on the server.
+    ``on_finished`` is called with each trajectory as it ends, masked ones included.
+    All sessions are closed when this returns or raises. Raises `TooManyFailures` early when the environment, or the
+    engine, has never answered while several trajectories have failed on it; `check_failures` judges the whole.
+    """
+    collection = _Collection(engine, SessionPool(make_client), chat, settings, on_finished)
+    return await collection.run(requests)
+
+
+def check_failures(trajectories: Sequence[Trajectory], max_failed_fraction: float) -> None:
+    """Raise `TooManyFailures`, with first cause and counts by type, when too many or all trajectories are masked."""
+    failed = [trajectory for trajectory in trajectories if trajectory.masked]
+    if failed and (len(failed) > max_failed_fraction * len(trajectories) or len(failed) == len(trajectories)):
+        raise TooManyFailures(_describe_failures(failed, len(trajectories)))
+
+
+def count_errors(trajectories: Sequence[Trajectory]) -> dict[str, int]:
+    """Masked trajectories by error type, the most frequent first."""
+    return dict(Counter(t.error.partition(":")[0] for t in trajectories if t.masked).most_common())
+
+
+def _describe_failures(failed: Sequence[Trajectory], total: int) -> str:
+    counts = ", ".join(f"{kind} {count}" for kind, count in count_errors(failed).items())
+    return f"{len(failed)} of {total} trajectories failed twice ({counts}); the first: {failed[0].error}"
+
+
+class _Collection:
+    """One call of `collect`: its tasks, sessions and failures."""
+
+    def __init__(
+        self,
+        engine: TokenGenerator,
+        sessions: SessionPool,
+        chat: ChatTemplate,
+        settings: RolloutSettings,
+        on_finished: Callable[[Trajectory], None] | None,
+    ) -> None:
+        self.engine, self.sessions, self.chat, self.settings = engine, sessions, chat, settings
+        self.worked: set[StopReason] = set()
+        """Faults whose part of the system has answered at least once."""
+        self._on_finished = on_finished
+        self._slots = asyncio.Semaphore(settings.max_concurrency)
+        self._failed: list[Trajectory] = []
+
+    async def run(self, requests: Sequence[RolloutRequest]) -> list[Trajectory]:
+        self._num_requests = len(requests)
+        self._num_items = len({request.item for request in requests})
+        tasks = [asyncio.create_task(self._trajectory(request)) for request in requests]
+        try:
+            if tasks:
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+                for task in done:
+                    task.result()
+            return [task.result() for task in tasks]
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self.sessions.close()
+
+    async def _trajectory(self, request: RolloutRequest) -> Trajectory:
+        """Try, and try once more on a fresh session after a fault."""
+        async with self._slots:
+            for attempt in range(1, _ATTEMPTS + 1):
+                trajectory = await _Attempt(self, request, attempt).run()
+                if not trajectory.masked:
+                    break
+        if trajectory.masked:
+            self._note_failure(trajectory)
+        if self._on_finished is not None:
+            self._on_finished(trajectory)
+        return trajectory
+
+    def _note_failure(self, trajectory: Trajectory) -> None:
+        """Give up when several items failed on a part that has never worked: the rest would only fail as well."""
+        self._failed.append(trajectory)
+        causes = [t for t in self._failed if t.stop_reason == trajectory.stop_reason]
+        is_deadline = trajectory.stop_reason == StopReason.DEADLINE
+        if is_deadline or trajectory.stop_reason in self.worked or len(causes) < min(_HOPELESS, self._num_requests):
+            return
+        if len({t.item for t in causes}) >= min(_HOPELESS, self._num_items):
+            raise TooManyFailures(_describe_failures(causes, self._num_requests))
+
+
+class _Attempt:
+    """One attempt at one trajectory, on one session."""
+
+    def __init__(self, collection: _Collection, request: RolloutRequest, attempt: int) -> None:
+        self._collection, self._request, self._attempt = collection, request, attempt
+        self._settings, self._engine = collection.settings, collection.engine
+        self._session: EnvSession = collection.sessions.acquire(fresh=attempt > 1)
+        self._handler: RolloutHandler | None = None
+        self._address = ""
+        self._started_at = time.monotonic()
+        step = self._settings.training_step
+        self._id = f"{step}/{request.uid}/{request.item.item_id}/{request.sample_index}/{attempt}"
+
+    async def run(self) -> Trajectory:
+        """Play the episode; faults come back as a masked trajectory."""
+        is_session_sound = False
+        try:
+            async with asyncio.timeout(self._settings.timeout_s) as deadline:
+                trajectory = await self._play()
+            is_session_sound = not trajectory.masked
+            return trajectory
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            return self._fault(
+                StopReason.DEADLINE, "DeadlineExceeded", f"not finished after {self._settings.timeout_s} s"
+            )
+        finally:
+            self._engine.release(self._id)
+            pool = self._collection.sessions
+            (pool.put_back if is_session_sound else pool.discard)(self._session)
+
+    async def _play(self) -> Trajectory:
+        try:
+            handler = await self._start()
+            return handler.finish(await self._turns(handler))
+        except EnvClientError as error:
+            return self._fault(StopReason.ENV_ERROR, type(error.__cause__).__name__, str(error.__cause__))
+        except EnvError as error:
+            return self._fault(StopReason.ENV_ERROR, type(error).__name__, str(error))
+        except EngineError as error:
+            return self._fault(StopReason.ENGINE_ERROR, type(error).__name__, str(error))
+
+    async def _start(self) -> RolloutHandler:
+        """Open the session, reset it to the item, and begin the record with the opening prompt."""
+        client = await self._session.opened()
+        self._address = str(getattr(client, "env_server_base", ""))
+        observation = await self._session.call(lambda client: _reset(client, self._request.item.index))
+        self._collection.worked.add(StopReason.ENV_ERROR)
+        opening = conversation_start(client, self._settings.strategy)
+        self._handler = RolloutHandler(
+            self._request,
+            (*opening, Message(Role.USER, observation)),
+            self._collection.chat,
+            self._settings.limits,
+            max_rounds=self._settings.max_rounds,
+            attempt=self._attempt,
+            rewards=RewardRule(client.reward_is_cumulative, client.max_score),
+            started_at=self._started_at,
+        )
+        return self._handler
+
+    async def _turns(self, handler: RolloutHandler) -> StopReason:
+        while handler.turn_budget() > 0:
+            text = await self._generate(handler)
+            output = await self._step(handler, text)
+            if output.done:
+                return StopReason.DONE
+            if len(handler.turns) >= self._settings.max_rounds:
+                return StopReason.MAX_ROUNDS
+            if not handler.append_observation(output.state):
+                return StopReason.LENGTH
+        return StopReason.LENGTH
+
+    async def _generate(self, handler: RolloutHandler) -> str:
+        sampling = replace(
+            self._settings.sampling,
+            max_tokens=handler.turn_budget(),
+            stop_token_ids=self._collection.chat.stop_token_ids,
+            seed=_turn_seed(self._request.seed, len(handler.turns)),
+        )
+        start = time.monotonic()
+        generation = await self._engine.generate(handler.input_ids.tolist(), sampling, trajectory_id=self._id)
+        text = handler.append_generation(generation, time.monotonic() - start)
+        self._collection.worked.add(StopReason.ENGINE_ERROR)
+        return text
+
+    async def _step(self, handler: RolloutHandler, text: str) -> StepOutput:
+        start = time.monotonic()
+        output = await self._session.call(lambda client: client.step(text))
+        handler.append_step(output, time.monotonic() - start)
+        return output
+
+    def _fault(self, stop_reason: StopReason, kind: str, message: str) -> Trajectory:
+        """The masked trajectory of what was recorded until the fault."""
+        error = f"{kind}: {message if self._request.item.item_id in message else f'{self._where()}: {message}'}"
+        if self._handler is not None:
+            return self._handler.finish(stop_reason, error)
+        return unstarted_trajectory(
+            self._request,
+            stop_reason,
+            error,
+            attempt=self._attempt,
+            max_rounds=self._settings.max_rounds,
+            duration_s=time.monotonic() - self._started_at,
+        )
+
+    def _where(self) -> str:
+        """Item, turn and server of what is being tried."""
+        turn = f" turn {len(self._handler.turns) + 1}" if self._handler is not None else " reset"
+        return f"{self._request.item.item_id}{turn}" + (f" at {self._address}" if self._address else "")
+
+
+def _reset(client: EnvClient, index: int) -> str:
+    client.reset(index)
+    return client.observe()
+
+
+def _turn_seed(seed: int | None, turn: int) -> int | None:
+    """A seed of each turn's own; the same in both attempts, so that a fault does not change what is sampled."""
+    return None if seed is None else (seed * 65536 + turn) % 2**63

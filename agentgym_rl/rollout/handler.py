@@ -1,0 +1,350 @@
+"""The token record of one trajectory while it grows: what was sampled, what was not, and what it earned.
+
+A record is append-only and appending costs time in proportion to what is appended. Axis ``T``: tokens so far.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from agentgym_rl.agent.chat import ChatTemplate
+from agentgym_rl.errors import ConfigError, EngineError
+from agentgym_rl.types import (
+    Generation,
+    Item,
+    Message,
+    Role,
+    StepOutput,
+    StopReason,
+    Trajectory,
+    Turn,
+)
+
+_SCORE_TOLERANCE = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLimits:
+    """Token budgets of a trajectory; nothing is ever cut to fit them, the trajectory ends instead."""
+
+    max_prompt_length: int
+    """Tokens before the first turn; a longer prompt is a configuration error."""
+    max_response_length: int
+    """All tokens after the prompt, observations included."""
+    max_tokens: int
+    """Sampled tokens of one turn."""
+    max_model_len: int
+    """Tokens of the whole sequence."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutRequest:
+    """One trajectory to be made."""
+
+    item: Item
+    uid: str
+    """Group: the samples of one item in one training step share it."""
+    sample_index: int = 0
+    """Which member of the group."""
+    seed: int | None = None
+    """Makes the sampling of this trajectory reproducible; None leaves it to the engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class RewardRule:
+    """How an environment client's reward is read."""
+
+    is_cumulative: bool = False
+    """True when a step reports the score so far; a turn then earns the difference to the turn before."""
+    max_score: float = 1.0
+    """The score that counts as success."""
+
+
+class _Column:
+    """A growing one-dimensional array; `extend` is amortised O(appended)."""
+
+    def __init__(self, dtype: type, capacity: int = 1024) -> None:
+        self._data: np.ndarray = np.zeros(capacity, dtype)
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def extend(self, values: object, count: int) -> None:
+        """Append ``count`` values: a sequence of that length, or one value for all."""
+        end = self._size + count
+        if end > len(self._data):
+            grown = np.zeros(max(end, 2 * len(self._data)), self._data.dtype)
+            grown[: self._size] = self._data[: self._size]
+            self._data = grown
+        self._data[self._size : end] = values
+        self._size = end
+
+    def view(self) -> np.ndarray:
+        """The values so far, read-only and without a copy."""
+        view = self._data[: self._size]
+        view.flags.writeable = False
+        return view
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """A sampled turn that the environment has not answered yet."""
+
+    text: str
+    generation: Generation
+    generation_s: float
+    last_sampled: int | None
+    """Position of the turn's last sampled token; None for an empty completion."""
+
+
+class RolloutHandler:
+    """Record of one trajectory: `append_generation`, `append_step` and `append_observation` in turn, then `finish`.
+
+    ``messages`` is the opening conversation, which ends with the first observation.
+    Raises `ConfigError` naming the item and both lengths when the prompt exceeds ``limits.max_prompt_length``.
+    """
+
+    def __init__(
+        self,
+        request: RolloutRequest,
+        messages: tuple[Message, ...],
+        chat: ChatTemplate,
+        limits: TokenLimits,
+        *,
+        max_rounds: int,
+        attempt: int = 1,
+        rewards: RewardRule | None = None,
+        started_at: float | None = None,
+    ) -> None:
+        """``started_at`` is a `time.monotonic` reading that `Trajectory.duration_s` counts from; None means now."""
+        self.request, self.max_rounds, self.attempt = request, max_rounds, attempt
+        self._chat, self._limits, self._rewards = chat, limits, rewards or RewardRule()
+        self._started_at = time.monotonic() if started_at is None else started_at
+        self._input_ids, self._loss_mask = _Column(np.int32), _Column(np.int8)
+        self._sequence_ids, self._log_probs = _Column(np.int32), _Column(np.float32)
+        self._reward_marks: list[tuple[int, float]] = []
+        self._pending: _Pending | None = None
+        self._versions: list[int] = []
+        self.messages: list[Message] = list(messages)
+        self.turns: list[Turn] = []
+        self.score = 0.0
+        self.done = False
+        self.stop_reason: StopReason | None = None
+        prompt = chat.encode_prompt(messages)
+        self.prompt_length = len(prompt.ids)
+        self._check_prompt()
+        self._append_context(prompt.ids, prompt.sequence_ids)
+
+    # ------------------------------------------------------------------------------------------------ the record so far
+
+    @property
+    def input_ids(self) -> np.ndarray:
+        """int32 ``[T]``."""
+        return self._input_ids.view()
+
+    @property
+    def loss_mask(self) -> np.ndarray:
+        """int8 ``[T]``: 1 exactly on sampled tokens."""
+        return self._loss_mask.view()
+
+    @property
+    def sequence_ids(self) -> np.ndarray:
+        """int32 ``[T]``: index of the message that a token belongs to."""
+        return self._sequence_ids.view()
+
+    @property
+    def rollout_log_probs(self) -> np.ndarray:
+        """float32 ``[T]``: nats, 0 where not sampled."""
+        return self._log_probs.view()
+
+    @property
+    def attention_mask(self) -> np.ndarray:
+        """int8 ``[T]``: 1 everywhere; made anew at each call."""
+        return np.ones(len(self._input_ids), np.int8)
+
+    @property
+    def position_ids(self) -> np.ndarray:
+        """int32 ``[T]``: 0, 1, 2, ...; made anew at each call."""
+        return np.arange(len(self._input_ids), dtype=np.int32)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self._input_ids)
+
+    @property
+    def policy_version(self) -> int:
+        """Version of the oldest weights that sampled a turn; 0 before the first turn."""
+        return min(self._versions, default=0)
+
+    @property
+    def turn_rewards(self) -> list[float]:
+        return [turn.reward for turn in self.turns]
+
+    @property
+    def generation_s(self) -> float:
+        """Seconds spent waiting for the engine."""
+        return sum(turn.generation_s for turn in self.turns)
+
+    @property
+    def env_s(self) -> float:
+        """Seconds spent in the environment's steps."""
+        return sum(turn.env_s for turn in self.turns)
+
+    def turn_budget(self) -> int:
+        """Tokens that the next turn may sample; at 0 no request is to be sent."""
+        return max(0, min(self._limits.max_tokens, self._room()))
+
+    # -------------------------------------------------------------------------------------------------------- appending
+
+    def append_generation(self, generation: Generation, generation_s: float = 0.0) -> str:
+        """Append a sampled turn and return its text.
+
+        A turn that did not end itself gets its end-of-turn token with loss mask 0, if the budgets leave room for it;
+        where they do not, no turn can follow anyway. Raises `EngineError` when the generation is malformed.
+        """
+        self._check_generation(generation)
+        count, index = len(generation.token_ids), len(self.messages)
+        self._input_ids.extend(generation.token_ids, count)
+        self._loss_mask.extend(1, count)
+        self._sequence_ids.extend(index, count)
+        self._log_probs.extend(generation.log_probs, count)
+        last_sampled = self.num_tokens - 1 if count else None
+        if (not count or generation.token_ids[-1] != self._chat.end_of_turn_id) and self._room() > 0:
+            self._append_context((self._chat.end_of_turn_id,), (index,))
+        text = self._chat.decode(generation.token_ids)
+        self.messages.append(Message(Role.ASSISTANT, text))
+        self._versions.append(generation.policy_version)
+        self._pending = _Pending(text, generation, generation_s, last_sampled)
+        return text
+
+    def append_step(self, output: StepOutput, env_s: float = 0.0) -> None:
+        """Credit the environment's answer to the turn just sampled; its observation is not appended yet.
+
+        The reward stands on the turn's last sampled token. An empty completion has none: only the score has it.
+        """
+        pending = self._take_pending()
+        earned = float(output.reward) - (self.score if self._rewards.is_cumulative else 0.0)
+        self.score = float(output.reward) if self._rewards.is_cumulative else self.score + earned
+        self.done = output.done
+        if pending.last_sampled is not None and earned:
+            self._reward_marks.append((pending.last_sampled, earned))
+        self.turns.append(_turn(pending, output.state, earned, output.done, env_s))
+
+    def append_observation(self, text: str) -> bool:
+        """Append an observation and the next generation prompt; False, and no change, when they do not fit."""
+        encoded = self._chat.encode_observation(text, len(self.messages))
+        if len(encoded.ids) > self._room():
+            return False
+        self._append_context(encoded.ids, encoded.sequence_ids)
+        self.messages.append(Message(Role.USER, text))
+        return True
+
+    def finish(self, stop_reason: StopReason, error: str = "") -> Trajectory:
+        """Close the record. A turn that the environment never answered is kept with no observation."""
+        self.stop_reason = stop_reason
+        if self._pending is not None:
+            self.turns.append(_turn(self._take_pending(), None, 0.0, False, 0.0))
+        return Trajectory(
+            item=self.request.item,
+            uid=self.request.uid,
+            sample_index=self.request.sample_index,
+            attempt=self.attempt,
+            messages=tuple(self.messages),
+            turns=tuple(self.turns),
+            input_ids=self.input_ids.copy(),
+            loss_mask=self.loss_mask.copy(),
+            sequence_ids=self.sequence_ids.copy(),
+            rollout_log_probs=self.rollout_log_probs.copy(),
+            token_rewards=self._token_rewards(),
+            prompt_length=self.prompt_length,
+            score=self.score,
+            success=not stop_reason.is_fault and self.score >= self._rewards.max_score - _SCORE_TOLERANCE,
+            stop_reason=stop_reason,
+            policy_version=self.policy_version,
+            max_rounds=self.max_rounds,
+            duration_s=time.monotonic() - self._started_at,
+            error=error,
+        )
+
+    # ---------------------------------------------------------------------------------------------------------- details
+
+    def _room(self) -> int:
+        """Tokens of any kind that may still be appended."""
+        response = self.num_tokens - self.prompt_length
+        return min(self._limits.max_response_length - response, self._limits.max_model_len - self.num_tokens)
+
+    def _append_context(self, ids: tuple[int, ...], sequence_ids: tuple[int, ...]) -> None:
+        self._input_ids.extend(ids, len(ids))
+        self._sequence_ids.extend(sequence_ids, len(ids))
+        self._loss_mask.extend(0, len(ids))
+        self._log_probs.extend(0.0, len(ids))
+
+    def _take_pending(self) -> _Pending:
+        if self._pending is None:
+            raise ValueError("no sampled turn is waiting for the environment's answer")
+        pending, self._pending = self._pending, None
+        return pending
+
+    def _token_rewards(self) -> np.ndarray:
+        rewards = np.zeros(self.num_tokens, np.float32)
+        for position, reward in self._reward_marks:
+            rewards[position] = reward
+        return rewards
+
+    def _check_prompt(self) -> None:
+        if self.prompt_length > self._limits.max_prompt_length:
+            raise ConfigError(
+                f"item {self.request.item.item_id}: its prompt has {self.prompt_length} tokens, more than "
+                f"data.max_prompt_length={self._limits.max_prompt_length}"
+            )
+
+    def _check_generation(self, generation: Generation) -> None:
+        sampled, allowed = len(generation.token_ids), self.turn_budget()
+        if sampled > allowed:
+            raise EngineError(f"the engine sampled {sampled} tokens where {allowed} were allowed")
+        if len(generation.log_probs) != sampled:
+            raise EngineError(f"the engine gave {len(generation.log_probs)} log-probs for {sampled} tokens")
+
+
+def _turn(pending: _Pending, observation: str | None, reward: float, done: bool, env_s: float) -> Turn:
+    return Turn(
+        text=pending.text,
+        observation=observation,
+        reward=reward,
+        done=done,
+        finish_reason=pending.generation.finish_reason,
+        num_tokens=len(pending.generation.token_ids),
+        generation_s=pending.generation_s,
+        env_s=env_s,
+    )
+
+
+def unstarted_trajectory(
+    request: RolloutRequest, stop_reason: StopReason, error: str, *, attempt: int, max_rounds: int, duration_s: float
+) -> Trajectory:
+    """A fault before the first observation arrived: a trajectory of no tokens."""
+    return Trajectory(
+        item=request.item,
+        uid=request.uid,
+        sample_index=request.sample_index,
+        attempt=attempt,
+        messages=(),
+        turns=(),
+        input_ids=np.zeros(0, np.int32),
+        loss_mask=np.zeros(0, np.int8),
+        sequence_ids=np.zeros(0, np.int32),
+        rollout_log_probs=np.zeros(0, np.float32),
+        token_rewards=np.zeros(0, np.float32),
+        prompt_length=0,
+        score=0.0,
+        success=False,
+        stop_reason=stop_reason,
+        policy_version=0,
+        max_rounds=max_rounds,
+        duration_s=duration_s,
+        error=error,
+    )

@@ -1,0 +1,71 @@
+"""What a set of trajectories looks like in numbers: segments of a record, and the ``rollout/...`` metrics of a step."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from agentgym_rl.rollout.collector import count_errors
+from agentgym_rl.types import StopReason, Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A stretch of tokens ``start:end`` of one kind: ``prompt``, ``turn 1``, ``observation``, ``turn 2``, ..."""
+
+    name: str
+    start: int
+    end: int
+
+
+def split_segments(loss_mask: np.ndarray) -> list[Segment]:
+    """Cut a record ``[T]`` where its loss mask changes: sampled stretches are turns, others prompt or observations."""
+    mask = np.asarray(loss_mask)
+    if not len(mask):
+        return []
+    bounds = [0, *(np.flatnonzero(np.diff(mask)) + 1).tolist(), len(mask)]
+    segments: list[Segment] = []
+    turn = 0
+    for start, end in pairwise(bounds):
+        turn += int(mask[start])
+        context = "observation" if start else "prompt"
+        segments.append(Segment(f"turn {turn}" if mask[start] else context, start, end))
+    return segments
+
+
+def stop_reason_shares(trajectories: Sequence[Trajectory]) -> dict[StopReason, float]:
+    """Share of each stop reason, 0 where it did not occur; they sum to 1 unless there is no trajectory."""
+    counts = Counter(trajectory.stop_reason for trajectory in trajectories)
+    return {reason: counts[reason] / max(1, len(trajectories)) for reason in StopReason}
+
+
+def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Metrics of one step. Means leave masked trajectories out; shares and counts do not."""
+    sound = [trajectory for trajectory in trajectories if not trajectory.masked]
+    metrics = {
+        "rollout/trajectories": float(len(trajectories)),
+        "rollout/masked": float(len(trajectories) - len(sound)),
+        "rollout/retried": float(sum(trajectory.attempt > 1 for trajectory in trajectories)),
+    }
+    metrics |= {f"rollout/stop/{reason}": share for reason, share in stop_reason_shares(trajectories).items()}
+    metrics |= {f"rollout/errors/{kind}": float(count) for kind, count in count_errors(trajectories).items()}
+    if sound:
+        metrics |= {
+            "rollout/score_mean": _mean([t.score for t in sound]),
+            "rollout/success_mean": _mean([t.success for t in sound]),
+            "rollout/turns_mean": _mean([len(t.turns) for t in sound]),
+            "rollout/sampled_tokens_mean": _mean([t.num_sampled_tokens for t in sound]),
+            "rollout/tokens_mean": _mean([t.num_tokens for t in sound]),
+            "rollout/generation_s_mean": _mean([sum(turn.generation_s for turn in t.turns) for t in sound]),
+            "rollout/env_s_mean": _mean([sum(turn.env_s for turn in t.turns) for t in sound]),
+            "rollout/duration_s_max": max(t.duration_s for t in sound),
+        }
+    return metrics
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
