@@ -9,7 +9,8 @@ Errors are `ConfigError` and name key, value and what is allowed.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from agentgym_rl.errors import ConfigError
@@ -65,10 +66,14 @@ class ModelConfig:
     enable_gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more compute."""
     dtype: str = "auto"
-    """Parameters' type: ``auto`` (bfloat16 compute over float32 masters on CUDA, float32 on CPU), ``float32``, ``bfloat16``."""
+    """Parameters' type: ``float32``, ``bfloat16``, or ``auto``: float32, with bfloat16 compute on CUDA."""
 
     def __post_init__(self) -> None:
         _one_of("model.dtype", self.dtype, ("auto", "float32", "bfloat16"))
+
+    def absolute(self) -> ModelConfig:
+        """The same for processes that run in another folder; a hub name stays as it is."""
+        return replace(self, path=str(Path(self.path).resolve())) if Path(self.path).exists() else self
 
 
 @dataclass
@@ -124,7 +129,9 @@ class ActorConfig:
     ppo_mini_batch_size: int = 8
     """Items (groups) per optimizer step; times ``rollout.n`` gives trajectories."""
     ppo_micro_batch_size_per_gpu: int | None = None
-    """Trajectories per forward/backward pass on one device; None packs by ``ppo_max_token_len_per_gpu``. No effect on the result."""
+    """Trajectories per forward/backward pass on one device; None packs by ``ppo_max_token_len_per_gpu``.
+
+    No effect on the result."""
     ppo_max_token_len_per_gpu: int = 16384
     """Token budget of one packed micro-batch; a single longer trajectory goes alone."""
     ppo_epochs: int = 1
@@ -146,7 +153,7 @@ class ActorConfig:
     kl_loss_type: str = "low_var_kl"
     loss_agg_mode: str = "token-mean"
     loss_norm_constant: float | None = None
-    """Divisor of each trajectory's token sum in ``seq-mean-token-sum-norm``; None means ``data.max_response_length``."""
+    """Divisor of a trajectory's token sum in ``seq-mean-token-sum-norm``; None means ``data.max_response_length``."""
     optim: OptimConfig = field(default_factory=OptimConfig)
 
     def __post_init__(self) -> None:
@@ -211,7 +218,7 @@ class RolloutConfig:
     max_num_seqs: int = 256
     """Sequences that the engine decodes at once."""
     rollout_log_dir: str | None = None
-    """Folder of the trajectory files ``step<N>/<rank>.jsonl``; None means ``<trainer.default_local_dir>/trajectories``."""
+    """Folder of trajectory files ``step<N>/<rank>.jsonl``; None means ``<trainer.default_local_dir>/trajectories``."""
     max_failed_fraction: float = 0.5
     """When more than this share of a step's trajectories are faults, the run stops with the first cause."""
     val_kwargs: EvalSamplingConfig = field(default_factory=EvalSamplingConfig)
@@ -339,11 +346,24 @@ class TrainerConfig:
             if value != -1:
                 _at_least(f"trainer.{name}", value, 1)
         if self.resume_mode == "resume_path" and not self.resume_from_path:
-            raise ConfigError("trainer.resume_mode=resume_path needs trainer.resume_from_path, a folder global_step_<N>")
+            raise ConfigError(
+                "trainer.resume_mode=resume_path needs trainer.resume_from_path, a folder global_step_<N>"
+            )
 
     @property
     def world_size(self) -> int:
         return self.nnodes * self.n_gpus_per_node
+
+
+def _check_enough_for_workers(key: str, batch: int, n_key: str, n: int, trainer: TrainerConfig) -> None:
+    """Every worker needs a trajectory of each batch: a worker without any would only wait for the others."""
+    if batch * n >= trainer.world_size:
+        return
+    raise ConfigError(
+        f"{key}={batch} x {n_key}={n} = {batch * n} trajectories on trainer.nnodes={trainer.nnodes} x "
+        f"trainer.n_gpus_per_node={trainer.n_gpus_per_node} = {trainer.world_size} workers: each needs at least one; "
+        f"the nearest that work are {key}={-(-trainer.world_size // n)}, or {batch * n} workers"
+    )
 
 
 @dataclass
@@ -368,14 +388,24 @@ class PPOConfig:
             )
         if rollout.top_p != 1.0 or rollout.top_k != -1:
             raise ConfigError(
-                f"actor_rollout_ref.rollout.top_p={rollout.top_p}, top_k={rollout.top_k}: training samples from the full "
-                "distribution (top_p=1, top_k=-1); a cut would make the trained log-probabilities wrong"
+                f"actor_rollout_ref.rollout.top_p={rollout.top_p}, top_k={rollout.top_k}: training samples from the "
+                "full distribution (top_p=1, top_k=-1); a cut would make the trained log-probabilities wrong"
             )
         if self.data.train_batch_size % actor.ppo_mini_batch_size:
             raise ConfigError(
                 f"actor_rollout_ref.actor.ppo_mini_batch_size={actor.ppo_mini_batch_size} must divide "
                 f"data.train_batch_size={self.data.train_batch_size}"
             )
+        _check_enough_for_workers(
+            "data.train_batch_size", self.data.train_batch_size, "actor_rollout_ref.rollout.n", rollout.n, self.trainer
+        )
+        _check_enough_for_workers(
+            "actor_rollout_ref.actor.ppo_mini_batch_size",
+            actor.ppo_mini_batch_size,
+            "actor_rollout_ref.rollout.n",
+            rollout.n,
+            self.trainer,
+        )
 
     @property
     def needs_reference(self) -> bool:
@@ -439,7 +469,7 @@ class GenerationConfig:
 @dataclass
 class SFTDataConfig:
     train_file: str = "???"
-    """Conversations: JSON or JSONL rows ``{item_id, conversations: [{from, loss, value}]}`` (or ``role``/``content``)."""
+    """Conversations: JSON or JSONL rows ``{item_id, conversations: [{from, loss, value}]}``; role/content works too."""
     train_batch_size: int = 32
     """Conversations per optimizer step, over all workers."""
     max_length: int = 4096

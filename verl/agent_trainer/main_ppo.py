@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import sys
 
+from verl.agent_trainer.checks import check_ppo_inputs
 from verl.agent_trainer.entry import run
 from verl.config import PPOConfig
 
 
 def train(config: PPOConfig) -> None:
     """Check everything that a look can check, then train."""
-    from verl.agent_trainer.checks import check_ppo_inputs
-
     items = check_ppo_inputs(config)
     # Only now: importing torch and Ray takes longer than finding a misspelled key.
-    from verl.trainer.ppo import PPOTrainer
+    from verl.trainer.ppo import run_ppo
 
-    PPOTrainer(config, items).run()
+    run_ppo(config, train_items=items.train, val_items=items.val)
 
 
 if __name__ == "__main__":

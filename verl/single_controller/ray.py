@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -34,25 +35,20 @@ class RayWorkerGroup(WorkerGroup):
     """Starts Ray when nobody has, and then also ends it."""
 
     def __init__(self, spec: WorkerSpec, *, nnodes: int = 1, workers_per_node: int = 1) -> None:
-        """Start the workers. Raises `WorkerError`, the first failure, or `ConfigError` for a cluster that is too small."""
+        """Start the workers. Raises `WorkerError`, the first failure, or `ConfigError` for too small a cluster."""
         self.world_size = nnodes * workers_per_node
         self._actors: list[Any] = []
         self._placement: PlacementGroup | None = None
         self._session = _RaySession.open(workers_per_node)
         try:
             self._placement = _reserve(nnodes, workers_per_node, gpu=spec.device == "cuda")
-            self._actors = [self._start_actor(rank // workers_per_node, spec) for rank in range(self.world_size)]
+            self._actors = [
+                _start_actor(self._placement, rank // workers_per_node, spec) for rank in range(self.world_size)
+            ]
             self._start_workers(spec)
         except BaseException:
             self.shutdown()
             raise
-
-    def _start_actor(self, bundle: int, spec: WorkerSpec) -> Any:
-        strategy = PlacementGroupSchedulingStrategy(self._placement, placement_group_bundle_index=bundle)
-        actor_class = ray.remote(_WorkerHost).options(
-            num_cpus=1, num_gpus=int(spec.device == "cuda"), scheduling_strategy=strategy
-        )
-        return actor_class.remote(_worker_environment(spec.num_threads), sys.path)
 
     def _start_workers(self, spec: WorkerSpec) -> None:
         [address] = self._wait([self._actors[0].open_store.remote()])
@@ -115,7 +111,7 @@ class _RaySession:
             return cls(owned=False, watch=None)
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         if os.environ.get("RAY_ADDRESS"):
-            ray.init(logging_level="warning")
+            ray.init(logging_level=logging.WARNING)
             return cls(owned=True, watch=None)
         watch = watchdog.DeathWatch() if watchdog.is_supported() else None
         ray.init(
@@ -124,7 +120,7 @@ class _RaySession:
             object_store_memory=_OBJECT_STORE_BYTES,
             include_dashboard=False,
             log_to_driver=True,
-            logging_level="error",
+            logging_level=logging.ERROR,
         )
         return cls(owned=True, watch=watch)
 
@@ -149,6 +145,15 @@ def _reserve(nnodes: int, workers_per_node: int, *, gpu: bool) -> PlacementGroup
             f"in {_PLACEMENT_TIMEOUT_S:.0f} s"
         )
     return group
+
+
+def _start_actor(placement: PlacementGroup, bundle: int, spec: WorkerSpec) -> Any:
+    actor_class = ray.remote(_WorkerHost).options(
+        num_cpus=1,
+        num_gpus=int(spec.device == "cuda"),
+        scheduling_strategy=PlacementGroupSchedulingStrategy(placement, placement_group_bundle_index=bundle),
+    )
+    return actor_class.remote(_worker_environment(spec.num_threads), sys.path)
 
 
 def _worker_environment(num_threads: int) -> dict[str, str]:

@@ -1,0 +1,102 @@
+"""What can be wrong with a run's inputs, found within seconds and before any model loads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentgym_rl.client.check import check_server
+from agentgym_rl.data.items import load_items, overlap
+from agentgym_rl.envs.registry import get_spec
+from agentgym_rl.errors import ConfigError, EnvUnreachable
+from agentgym_rl.types import Item
+from verl.config import AgentGymConfig, GenerationConfig, ModelConfig, PPOConfig, SFTConfig
+from verl.utils.tracking import check_loggers
+
+_SECONDS_PER_TRY = 0.2
+
+
+@dataclass(frozen=True)
+class RunItems:
+    """The items of a training run."""
+
+    train: tuple[Item, ...]
+    val: tuple[Item, ...]
+
+
+def check_ppo_inputs(config: PPOConfig) -> RunItems:
+    """Everything that a look can find wrong with a training run; returns its items. Raises `ConfigError`."""
+    branch = config.actor_rollout_ref
+    check_loggers(config.trainer.logger)
+    task = get_spec(branch.agentgym.task_name).name
+    items = RunItems(
+        train=tuple(load_items(config.data.train_file, task)),
+        val=tuple(load_items(config.data.val_file, task)) if config.data.val_file else (),
+    )
+    if config.trainer.test_freq > 0 and not items.val:
+        raise ConfigError(f"trainer.test_freq={config.trainer.test_freq}: validation needs data.val_file")
+    if config.trainer.val_before_train and not items.val:
+        raise ConfigError("trainer.val_before_train=True: validation needs data.val_file")
+    report_overlap(items.train, items.val)
+    check_model_path(branch.model)
+    check_environment(branch.agentgym)
+    return items
+
+
+def check_generation_inputs(config: GenerationConfig) -> tuple[Item, ...]:
+    """The same for an evaluation."""
+    get_spec(config.agentgym.task_name)
+    items = tuple(load_items(config.data.path, config.agentgym.task_name))
+    if config.rollout.rollout_log_dir is None:
+        raise ConfigError("rollout.rollout_log_dir=null: an evaluation needs a folder for its results")
+    check_model_path(config.model)
+    check_environment(config.agentgym)
+    return items
+
+
+def check_sft_inputs(config: SFTConfig) -> None:
+    """The same for supervised training."""
+    check_loggers(config.trainer.logger)
+    if not Path(config.data.train_file).is_file():
+        raise ConfigError(f"data.train_file={config.data.train_file!r}: no such file")
+    check_model_path(config.model)
+
+
+def report_overlap(train: Sequence[Item], val: Sequence[Item]) -> None:
+    """Say so when items are trained on and validated on: their scores then tell nothing of unseen ones."""
+    shared = overlap(val, train)
+    if shared:
+        shown = ", ".join(shared[:5]) + (", ..." if len(shared) > 5 else "")
+        print(f"warning: {len(shared)} items are in data.train_file and in data.val_file: {shown}", flush=True)
+
+
+def check_model_path(config: ModelConfig) -> None:
+    """A folder with a ``config.json``, or a name that the hub (or its cache on this machine) knows."""
+    folder = Path(config.path)
+    if (folder / "config.json").is_file():
+        return
+    if folder.exists():
+        raise ConfigError(f"model.path={config.path!r}: has no config.json, so it is no Hugging Face model folder")
+    # A hub name is `name` or `owner/name`; anything else was meant as a path.
+    if folder.is_absolute() or config.path.startswith(".") or len(folder.parts) > 2:
+        raise ConfigError(f"model.path={config.path!r}: no such folder")
+    _check_hub(config.path)
+
+
+def _check_hub(name: str) -> None:
+    from huggingface_hub import hf_hub_download
+
+    try:
+        hf_hub_download(name, "config.json", etag_timeout=5)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ConfigError(f"model.path={name!r}: no such folder, and not found on the hub: {reason}") from error
+
+
+def check_environment(config: AgentGymConfig) -> None:
+    """A server of the right task answers."""
+    try:
+        check_server(config.env_addr, config.task_name, wait_s=config.max_retries * _SECONDS_PER_TRY)
+    except EnvUnreachable as error:
+        raise ConfigError(str(error)) from error

@@ -1,0 +1,18 @@
+"""Starts the worker group that a run's configuration asks for."""
+
+from __future__ import annotations
+
+from verl.config import GenerationTrainerConfig, SFTTrainerConfig, TrainerConfig
+from verl.single_controller.base import WorkerGroup, WorkerSpec
+
+
+def start_workers(spec: WorkerSpec, trainer: TrainerConfig | GenerationTrainerConfig | SFTTrainerConfig) -> WorkerGroup:
+    """The group of ``trainer.worker_group`` with ``nnodes`` x ``n_gpus_per_node`` workers."""
+    if trainer.worker_group == "local":
+        from verl.single_controller.local import LocalWorkerGroup
+
+        return LocalWorkerGroup(spec, world_size=trainer.world_size)
+    # Debugging in one process needs no Ray, so it is not imported for it.
+    from verl.single_controller.ray import RayWorkerGroup
+
+    return RayWorkerGroup(spec, nnodes=trainer.nnodes, workers_per_node=trainer.n_gpus_per_node)

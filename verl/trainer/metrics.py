@@ -1,0 +1,80 @@
+"""Numbers that tell how a training step went, beyond those of its trajectories."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from agentgym_rl.types import Trajectory
+from verl.protocol import DataProto
+
+CONSOLE_KEYS = (
+    "rounds/max_rounds",
+    "rollout/score_mean",
+    "rollout/success_mean",
+    "rollout/turns_mean",
+    "rollout/masked",
+    "rollout/groups_without_signal",
+    "val/score_mean",
+    "val/success_mean",
+    "actor/pg_loss",
+    "actor/entropy",
+    "actor/grad_norm",
+    "timing_s/step",
+    "timing_s/gen",
+    "perf/tokens_per_s",
+)
+"""What the console shows of a step."""
+
+
+def group_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Groups of the step, those without two different scores, and those that faults left with one member or none."""
+    scores: dict[str, list[float]] = defaultdict(list)
+    for trajectory in trajectories:
+        scores[trajectory.uid] += [] if trajectory.masked else [trajectory.score]
+    return {
+        "rollout/groups": float(len(scores)),
+        "rollout/groups_without_signal": float(sum(len(set(group)) < 2 for group in scores.values())),
+        "rollout/groups_reduced_to_one": float(sum(len(group) < 2 for group in scores.values())),
+    }
+
+
+def advantage_metrics(batch: DataProto) -> dict[str, float]:
+    """Mean, extremes and spread of the advantages over sampled tokens."""
+    if batch.advantages_T is None:
+        raise ValueError("the batch has no advantages")
+    advantages_S = batch.advantages_T[batch.loss_mask_T].double()
+    if not len(advantages_S):
+        return {}
+    return {
+        "advantages/mean": float(advantages_S.mean()),
+        "advantages/std": float(advantages_S.std(unbiased=False)),
+        "advantages/min": float(advantages_S.min()),
+        "advantages/max": float(advantages_S.max()),
+    }
+
+
+def has_signal(batch: DataProto) -> bool:
+    """False when every advantage is 0, so that the policy loss has no gradient."""
+    return batch.advantages_T is not None and bool(torch.any(batch.advantages_T != 0))
+
+
+class Stopwatch:
+    """Seconds by name, under ``timing_s/``."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def measure(self, name: str) -> Iterator[None]:
+        """Add the time spent inside to ``timing_s/<name>``."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            key = f"timing_s/{name}"
+            self.seconds[key] = self.seconds.get(key, 0.0) + time.perf_counter() - began

@@ -1,0 +1,92 @@
+"""What a run is going to do, in numbers, before it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from agentgym_rl.rounds import RoundScheduler
+from agentgym_rl.threads import available_cores, threads_per_worker
+from verl.config import GenerationTrainerConfig, PPOConfig, SFTTrainerConfig, TrainerConfig
+
+AnyTrainerConfig = TrainerConfig | GenerationTrainerConfig | SFTTrainerConfig
+
+
+def resolve_threads(config: AnyTrainerConfig) -> int:
+    """Compute threads of one worker: ``trainer.num_threads``, else a fair share of this machine's cores."""
+    return config.num_threads or threads_per_worker(config.n_gpus_per_node)
+
+
+def describe_machine(config: AnyTrainerConfig, device: str) -> str:
+    """Workers, device and threads in a line."""
+    workers = f"{config.world_size} worker{'s' if config.world_size > 1 else ''}"
+    kind = f"{config.worker_group}, {device}, {resolve_threads(config)} threads each of {available_cores()} cores"
+    return f"{workers} ({kind})"
+
+
+@dataclass(frozen=True)
+class PPOPlan:
+    """The resolved numbers of a PPO run."""
+
+    num_items: int
+    num_val_items: int
+    steps_per_epoch: int
+    total_steps: int
+    items_per_step: int
+    group_size: int
+    updates_per_step: int
+    trajectories_per_update: int
+
+    @classmethod
+    def of(cls, config: PPOConfig, *, num_items: int, num_val_items: int, steps_per_epoch: int) -> PPOPlan:
+        actor, trainer = config.actor_rollout_ref.actor, config.trainer
+        mini_batches = config.data.train_batch_size // actor.ppo_mini_batch_size
+        return cls(
+            num_items=num_items,
+            num_val_items=num_val_items,
+            steps_per_epoch=steps_per_epoch,
+            total_steps=trainer.total_training_steps or trainer.total_epochs * steps_per_epoch,
+            items_per_step=config.data.train_batch_size,
+            group_size=config.actor_rollout_ref.rollout.n,
+            updates_per_step=mini_batches * actor.ppo_epochs,
+            trajectories_per_update=actor.ppo_mini_batch_size * config.actor_rollout_ref.rollout.n,
+        )
+
+    @property
+    def trajectories_per_step(self) -> int:
+        return self.items_per_step * self.group_size
+
+    @property
+    def total_updates(self) -> int:
+        return self.total_steps * self.updates_per_step
+
+    def describe(self, config: PPOConfig, device: str) -> str:
+        """A few lines for the user."""
+        return "\n".join(
+            [
+                f"plan: {self.items_per_step} items x n {self.group_size} = {self.trajectories_per_step} trajectories, "
+                f"{self.updates_per_step} updates of {self.trajectories_per_update}; {self.total_steps} steps",
+                f"      {self.num_items} items to train on, {self.steps_per_epoch} steps an epoch; "
+                f"{self.num_val_items} items to validate on",
+                f"      rounds: {_describe_rounds(config.algorithm.rounds_ctrl.scheduler(), self.total_steps)}",
+                f"      {describe_machine(config.trainer, device)}",
+                f"      results in {config.trainer.default_local_dir}",
+            ]
+        )
+
+
+def _describe_rounds(scheduler: RoundScheduler, total_steps: int) -> str:
+    return ", ".join(
+        f"{rounds} in steps {first}-{last}" if first < last else f"{rounds} in step {first}"
+        for first, last, rounds in _stages(scheduler, total_steps)
+    )
+
+
+def _stages(scheduler: RoundScheduler, total_steps: int) -> Iterator[tuple[int, int, int]]:
+    """First step, last step and rounds of each stretch of equal rounds."""
+    first = 1
+    for step in range(1, total_steps + 1):
+        rounds = scheduler.rounds(step)
+        if step == total_steps or scheduler.rounds(step + 1) != rounds:
+            yield first, step, rounds
+            first = step + 1
