@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
 from support.tokenizers import make_tokenizer
 
 from agentgym_rl.agent.chat import ChatTemplate
@@ -13,7 +14,18 @@ from agentgym_rl.client.base import EnvClient
 from agentgym_rl.errors import EngineError
 from agentgym_rl.rollout.collector import RolloutSettings, TokenLimits
 from agentgym_rl.rollout.handler import RolloutRequest
-from agentgym_rl.types import FinishReason, Generation, Item, SamplingParams, StepOutput
+from agentgym_rl.types import (
+    FinishReason,
+    Generation,
+    Item,
+    Message,
+    Role,
+    SamplingParams,
+    StepOutput,
+    StopReason,
+    Trajectory,
+    Turn,
+)
 
 # No frame around any message: an observation costs only its own tokens, and the end of a turn one.
 FRAMELESS = "{% for m in messages %}{{ m.content }}{% if m.role == 'assistant' %}</s>{% endif %}{% endfor %}"
@@ -116,3 +128,38 @@ def make_limits(**changes: int) -> TokenLimits:
 def make_settings(**changes: Any) -> RolloutSettings:
     values = {"max_rounds": 10, "limits": make_limits(), "sampling": SamplingParams(max_tokens=50), "timeout_s": 60.0}
     return RolloutSettings(**values | changes)
+
+
+def make_trajectory(
+    item: Item,
+    *,
+    score: float = 0.0,
+    success: bool = False,
+    sample_index: int = 0,
+    turns: int = 2,
+    stop_reason: StopReason = StopReason.DONE,
+    error: str = "",
+) -> Trajectory:
+    """A trajectory of three tokens, of which the last two are sampled."""
+    turn = Turn("Action: look", "seen", 0.0, False, FinishReason.STOP, 2, 0.1, 0.2)
+    return Trajectory(
+        item=item,
+        uid=item.item_id,
+        sample_index=sample_index,
+        attempt=1,
+        messages=(Message(Role.USER, "start"), Message(Role.ASSISTANT, "Action: look")),
+        turns=(turn,) * turns,
+        input_ids=np.array([4, 5, 6], np.int32),
+        loss_mask=np.array([0, 1, 1], np.int8),
+        sequence_ids=np.array([0, 1, 1], np.int32),
+        rollout_log_probs=np.array([0, -0.25, -1.5], np.float32),
+        token_rewards=np.array([0, 0, score], np.float32),
+        prompt_length=1,
+        score=score,
+        success=success,
+        stop_reason=stop_reason,
+        policy_version=3,
+        max_rounds=10,
+        duration_s=1.5,
+        error=error,
+    )

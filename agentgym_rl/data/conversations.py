@@ -1,0 +1,127 @@
+"""Conversation files: rows ``{item_id, conversations: [{from, loss, value}]}``, in JSON or JSONL.
+
+``from`` is ``human``, ``gpt`` or ``system``; rows of ``{role, content}`` (also under ``messages``) are read as well.
+``loss`` says whether an assistant message is trained on: false is no, absent, null or true is yes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentgym_rl.errors import ConfigError
+from agentgym_rl.types import Message, Role
+
+SPEAKERS = {Role.USER: "human", Role.ASSISTANT: "gpt", Role.SYSTEM: "system"}
+"""A role's name in the ``from`` field."""
+_ROLES = {name: role for role, name in SPEAKERS.items()} | {str(role): role for role in Role}
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Messages, and for each whether it is trained on (None where the file does not say)."""
+
+    item_id: str
+    """Empty when the row names no item."""
+    messages: tuple[Message, ...]
+    train_flags: tuple[bool | None, ...]
+
+    def to_row(self) -> dict[str, Any]:
+        """The row's JSON form."""
+        return {"item_id": self.item_id, "conversations": to_entries(self.messages, self.train_flags)}
+
+
+def to_entries(messages: Iterable[Message], train_flags: Iterable[bool | None]) -> list[dict[str, Any]]:
+    """The ``conversations`` field of a row."""
+    return [
+        {"from": SPEAKERS[Role(message.role)], "loss": flag, "value": message.content}
+        for message, flag in zip(messages, train_flags, strict=True)
+    ]
+
+
+def read_conversations(path: str | Path) -> list[Conversation]:
+    """All rows of a ``.json`` (a list) or ``.jsonl`` file; raises `ConfigError` naming file, row and field."""
+    path = Path(path)
+    conversations = [parse_conversation(row, where) for row, where in _rows(path)]
+    if not conversations:
+        raise ConfigError(f"{path} has no rows")
+    return conversations
+
+
+def write_conversations(path: str | Path, conversations: Sequence[Conversation]) -> None:
+    """Write a file that `read_conversations` reads back; its folder is made."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = [json.dumps(conversation.to_row(), ensure_ascii=False) for conversation in conversations]
+    is_lines = path.suffix == ".jsonl"
+    text = "".join(f"{row}\n" for row in rows) if is_lines else "[\n" + ",\n".join(rows) + "\n]\n"
+    path.write_text(text, encoding="utf-8")
+
+
+def parse_conversation(row: Any, where: str) -> Conversation:
+    """Read one row; ``where`` names it in errors, such as ``train.json row 3``."""
+    if not isinstance(row, Mapping):
+        raise ConfigError(f"{where}: expected an object, got {_shown(row)}")
+    name = "conversations" if "conversations" in row else "messages"
+    entries = row.get(name)
+    if not isinstance(entries, list) or not entries:
+        raise ConfigError(f"{where}: field 'conversations' must be a list of messages, got {_shown(entries)}")
+    parsed = [_parse_entry(entry, f"{where}: {name}[{index}]") for index, entry in enumerate(entries)]
+    messages, flags = zip(*parsed, strict=True)
+    return Conversation(_item_id(row, where), messages, flags)
+
+
+def _item_id(row: Mapping[str, Any], where: str) -> str:
+    item_id = row.get("item_id", "")
+    if isinstance(item_id, bool) or not isinstance(item_id, str | int):
+        raise ConfigError(f"{where}: field 'item_id' must be a string or an int, got {_shown(item_id)}")
+    return str(item_id)
+
+
+def _parse_entry(entry: Any, where: str) -> tuple[Message, bool | None]:
+    if not isinstance(entry, Mapping):
+        raise ConfigError(f"{where}: expected an object, got {_shown(entry)}")
+    speaker_field, text_field = ("from", "value") if "from" in entry else ("role", "content")
+    speaker, text, loss = entry.get(speaker_field), entry.get(text_field), entry.get("loss")
+    if not isinstance(speaker, str) or speaker not in _ROLES:
+        raise ConfigError(f"{where}.{speaker_field}={_shown(speaker)}: must be one of {', '.join(_ROLES)}")
+    if not isinstance(text, str):
+        raise ConfigError(f"{where}.{text_field}={_shown(text)}: must be a string")
+    if loss is not None and not isinstance(loss, bool):
+        raise ConfigError(f"{where}.loss={_shown(loss)}: must be true, false or null")
+    return Message(_ROLES[speaker], text), loss
+
+
+def _rows(path: Path) -> Iterator[tuple[Any, str]]:
+    """Each row with its name in errors."""
+    if path.suffix not in (".json", ".jsonl"):
+        raise ConfigError(f"{path}: conversation files end in .json or .jsonl")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    if path.suffix == ".jsonl":
+        for number, line in enumerate(text.split("\n"), 1):
+            if line.strip():
+                yield _load(line, f"{path} line {number}"), f"{path} line {number}"
+        return
+    rows = _load(text, str(path))
+    if not isinstance(rows, list):
+        raise ConfigError(f"{path}: expected a list of rows, got {_shown(rows)}")
+    for number, row in enumerate(rows, 1):
+        yield row, f"{path} row {number}"
+
+
+def _load(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{where} is not JSON: {error}") from error
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

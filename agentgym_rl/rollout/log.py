@@ -1,0 +1,189 @@
+"""Trajectory files: ``<folder>/step<N>/<rank>.jsonl``, one row per trajectory.
+
+A row has AgentGym-RL's fields ``item_id``, ``conversations`` and ``reward``, and everything else that a `Trajectory`
+holds, so that it can be read back. A fault has ``reward`` and ``score`` null: it is not a reward of 0.
+Rows are appended one by one; a process that dies while writing leaves at most its last row torn.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from agentgym_rl.data.conversations import parse_conversation, to_entries
+from agentgym_rl.errors import ConfigError
+from agentgym_rl.types import FinishReason, Item, Role, StopReason, Trajectory, Turn
+
+FORMAT_VERSION = 1
+_LOG_PROB_DIGITS = 5
+_COLUMNS = {"input_ids": np.int32, "loss_mask": np.int8, "sequence_ids": np.int32, "rollout_log_probs": np.float32}
+_PLAIN_FIELDS = (
+    *("uid", "sample_index", "attempt", "success", "prompt_length", "policy_version", "max_rounds"),
+    *("duration_s", "error", "extra"),
+)
+
+
+class TrajectoryLog:
+    """Appends trajectories to a file; a context manager.
+
+    A row that an earlier process left torn is removed first. With ``append=False`` what the file held is removed.
+    """
+
+    def __init__(self, path: str | Path, *, append: bool = True) -> None:
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if append and self.path.exists():
+            _mend(self.path)
+        self._file = self.path.open("a" if append else "w", encoding="utf-8")
+
+    def write(self, trajectory: Trajectory) -> None:
+        """Append one row and hand it to the operating system."""
+        self._file.write(json.dumps(to_row(trajectory), ensure_ascii=False, separators=(",", ":")) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+@dataclass(frozen=True, slots=True)
+class LogContents:
+    """What trajectory files hold."""
+
+    trajectories: tuple[Trajectory, ...]
+    """File by file in the order of their names, row by row."""
+    torn: tuple[Path, ...]
+    """Files whose last row was cut while it was being written; that row is left out."""
+
+
+def step_path(folder: str | Path, step: int, rank: int) -> Path:
+    """Where a worker's trajectories of a training step lie."""
+    return Path(folder) / f"step{step}" / f"{rank}.jsonl"
+
+
+def read_trajectories(path: str | Path) -> LogContents:
+    """Read one file, or all ``.jsonl`` files of a folder and its subfolders; a path that does not exist holds nothing.
+
+    Raises `ConfigError` naming file and line for a row, other than a torn last one, that is no trajectory.
+    """
+    path = Path(path)
+    files = sorted(path.rglob("*.jsonl")) if path.is_dir() else [path] if path.exists() else []
+    trajectories: list[Trajectory] = []
+    torn: list[Path] = []
+    for file in files:
+        rows, is_torn = _read_rows(file)
+        trajectories += [from_row(row, f"{file} line {number}") for number, row in enumerate(rows, 1)]
+        torn += [file] * is_torn
+    return LogContents(tuple(trajectories), tuple(torn))
+
+
+def to_row(trajectory: Trajectory) -> dict[str, Any]:
+    """The JSON form of a trajectory."""
+    score = None if trajectory.masked else trajectory.score
+    sampled = set(trajectory.sequence_ids[trajectory.loss_mask == 1].tolist())
+    flags = [
+        index in sampled if message.role == Role.ASSISTANT else None
+        for index, message in enumerate(trajectory.messages)
+    ]
+    positions = np.flatnonzero(trajectory.token_rewards).tolist()
+    return {
+        "format": FORMAT_VERSION,
+        "item_id": trajectory.item.item_id,
+        "category": trajectory.item.category,
+        "conversations": to_entries(trajectory.messages, flags),
+        "reward": score,
+        "score": score,
+        "stop_reason": str(trajectory.stop_reason),
+        **{name: getattr(trajectory, name) for name in _PLAIN_FIELDS},
+        "turns": [asdict(turn) for turn in trajectory.turns],
+        **{name: getattr(trajectory, name).tolist() for name in _COLUMNS if name != "rollout_log_probs"},
+        "rollout_log_probs": trajectory.rollout_log_probs.astype(np.float64).round(_LOG_PROB_DIGITS).tolist(),
+        "token_rewards": [[position, float(trajectory.token_rewards[position])] for position in positions],
+    }
+
+
+def from_row(row: Any, where: str) -> Trajectory:
+    """Read a row back; log-probs come rounded. Raises `ConfigError` naming ``where`` and the field that is wrong."""
+    if not isinstance(row, dict) or row.get("format") != FORMAT_VERSION:
+        seen = row.get("format") if isinstance(row, dict) else row
+        raise ConfigError(f"{where}: no trajectory of format {FORMAT_VERSION} (format={str(seen)[:40]!r})")
+    try:
+        return _from_row(row, where)
+    except (KeyError, TypeError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{where}: {type(error).__name__}: {error}") from error
+
+
+def _from_row(row: dict[str, Any], where: str) -> Trajectory:
+    task, _, index = row["item_id"].rpartition("_")
+    # A fault before the first observation has no messages.
+    messages = parse_conversation(row, where).messages if row["conversations"] else ()
+    columns: dict[str, Any] = {name: np.array(row[name], dtype) for name, dtype in _COLUMNS.items()}
+    if len({len(column) for column in columns.values()}) != 1:
+        raise ConfigError(f"{where}: {', '.join(_COLUMNS)} differ in length")
+    token_rewards = np.zeros(len(columns["input_ids"]), np.float32)
+    for position, reward in row["token_rewards"]:
+        token_rewards[position] = reward
+    return Trajectory(
+        item=Item(task, int(index), row["category"]),
+        messages=messages,
+        turns=tuple(Turn(**turn | {"finish_reason": FinishReason(turn["finish_reason"])}) for turn in row["turns"]),
+        token_rewards=token_rewards,
+        score=0.0 if row["score"] is None else row["score"],
+        stop_reason=StopReason(row["stop_reason"]),
+        **columns,
+        **{name: row[name] for name in _PLAIN_FIELDS},
+    )
+
+
+def _read_rows(path: Path) -> tuple[list[Any], bool]:
+    """All whole rows of a file, and whether its last one is torn."""
+    lines = path.read_bytes().split(b"\n")
+    tail = lines.pop()  # empty when the last row is whole
+    rows = [_load(line, f"{path} line {number}") for number, line in enumerate(lines, 1)]
+    if not tail:
+        return rows, False
+    return ([*rows, json.loads(tail)], False) if _is_json(tail) else (rows, True)
+
+
+def _load(line: bytes, where: str) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError as error:
+        raise ConfigError(f"{where} is not JSON: {error}") from error
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True
+
+
+def _mend(path: Path) -> None:
+    """Make the file end with a whole row."""
+    content = path.read_bytes()
+    tail = content[content.rfind(b"\n") + 1 :]
+    if not tail:
+        return
+    with path.open("rb+") as file:
+        if _is_json(tail):
+            file.seek(0, os.SEEK_END)
+            file.write(b"\n")
+        else:
+            file.truncate(len(content) - len(tail))

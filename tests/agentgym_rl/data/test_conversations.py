@@ -1,0 +1,84 @@
+"""Conversation files in both forms, and errors that name row and field."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from agentgym_rl.data.conversations import Conversation, parse_conversation, read_conversations, write_conversations
+from agentgym_rl.errors import ConfigError
+from agentgym_rl.types import Message, Role
+
+CONVERSATION = Conversation(
+    "textcraft_5",
+    (Message(Role.USER, "Goal: log\u2028."), Message(Role.ASSISTANT, "OK."), Message(Role.USER, "Go.")),
+    (None, False, None),
+)
+ENTRY = {"from": "human", "value": "hello"}
+
+
+@pytest.mark.parametrize("name", ["data.json", "data.jsonl"])
+def test_what_is_written_is_read_back(tmp_path, name):
+    path = tmp_path / "new" / name
+    write_conversations(path, [CONVERSATION, CONVERSATION])
+    assert read_conversations(path) == [CONVERSATION, CONVERSATION]
+
+
+def test_rows_have_the_published_fields():
+    assert CONVERSATION.to_row() == {
+        "item_id": "textcraft_5",
+        "conversations": [
+            {"from": "human", "loss": None, "value": "Goal: log\u2028."},
+            {"from": "gpt", "loss": False, "value": "OK."},
+            {"from": "human", "loss": None, "value": "Go."},
+        ],
+    }
+
+
+@pytest.mark.parametrize("field", ["conversations", "messages"])
+def test_role_and_content_are_read_as_well(field):
+    row = {field: [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes", "loss": True}]}
+    conversation = parse_conversation(row, "row 1")
+    assert conversation.messages == (Message(Role.USER, "hi"), Message(Role.ASSISTANT, "yes"))
+    assert conversation.train_flags == (None, True)
+    assert conversation.item_id == ""
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ([], "row 3: expected an object"),
+        ({"item_id": "a"}, "row 3: field 'conversations' must be a list of messages, got None"),
+        ({"conversations": []}, "must be a list of messages"),
+        ({"item_id": [1], "conversations": [ENTRY]}, "field 'item_id' must be a string or an int"),
+        ({"conversations": [ENTRY, "x"]}, r"row 3: conversations\[1\]: expected an object"),
+        (
+            {"conversations": [ENTRY, {"from": "bot", "value": ""}]},
+            r"conversations\[1\]\.from='bot': must be one of human",
+        ),
+        ({"messages": [{"role": "user"}]}, r"messages\[0\]\.content=None: must be a string"),
+        ({"conversations": [ENTRY | {"loss": 1}]}, r"conversations\[0\]\.loss=1: must be true, false or null"),
+    ],
+)
+def test_errors_name_row_and_field(tmp_path, row, message):
+    path = tmp_path / "data.json"
+    path.write_text(json.dumps([CONVERSATION.to_row()] * 2 + [row]))
+    with pytest.raises(ConfigError, match=message):
+        read_conversations(path)
+
+
+def test_files_that_are_missing_empty_or_broken_are_errors(tmp_path):
+    with pytest.raises(ConfigError, match=r"none\.json cannot be read"):
+        read_conversations(tmp_path / "none.json")
+    with pytest.raises(ConfigError, match=r"end in \.json or \.jsonl"):
+        read_conversations(tmp_path / "data.txt")
+    (tmp_path / "empty.jsonl").write_text("\n")
+    with pytest.raises(ConfigError, match="has no rows"):
+        read_conversations(tmp_path / "empty.jsonl")
+    (tmp_path / "broken.jsonl").write_text(json.dumps(CONVERSATION.to_row()) + "\n{")
+    with pytest.raises(ConfigError, match="line 2 is not JSON"):
+        read_conversations(tmp_path / "broken.jsonl")
+    (tmp_path / "object.json").write_text("{}")
+    with pytest.raises(ConfigError, match="expected a list of rows"):
+        read_conversations(tmp_path / "object.json")
