@@ -298,6 +298,31 @@ class AlgorithmConfig:
             raise ConfigError(f"algorithm.gamma={self.gamma!r}: must be in [0, 1]")
 
 
+LOGGERS = ("console", "jsonl", "tensorboard", "wandb")
+
+
+def _check_workers(trainer: TrainerConfig | GenerationTrainerConfig | SFTTrainerConfig) -> None:
+    _one_of("trainer.device", trainer.device, ("auto", "cpu", "cuda"))
+    _one_of("trainer.worker_group", trainer.worker_group, ("ray", "local"))
+    _at_least("trainer.nnodes", trainer.nnodes, 1)
+    _at_least("trainer.n_gpus_per_node", trainer.n_gpus_per_node, 1)
+    if trainer.worker_group == "local" and trainer.world_size != 1:
+        raise ConfigError(
+            f"trainer.worker_group=local with trainer.nnodes={trainer.nnodes} x trainer.n_gpus_per_node="
+            f"{trainer.n_gpus_per_node}: local runs one worker in the driver's process; take ray, or 1 x 1"
+        )
+    if trainer.num_threads is not None:
+        _at_least("trainer.num_threads", trainer.num_threads, 1)
+
+
+def _check_length(trainer: TrainerConfig | SFTTrainerConfig) -> None:
+    _at_least("trainer.total_epochs", trainer.total_epochs, 1)
+    if trainer.total_training_steps is not None:
+        _at_least("trainer.total_training_steps", trainer.total_training_steps, 1)
+    for name in trainer.logger:
+        _one_of("trainer.logger", name, LOGGERS)
+
+
 @dataclass
 class TrainerConfig:
     """The run: length, devices, logs, checkpoints."""
@@ -334,13 +359,9 @@ class TrainerConfig:
     """Threads of torch per worker; None shares the machine's cores out among its workers."""
 
     def __post_init__(self) -> None:
-        _one_of("trainer.device", self.device, ("auto", "cpu", "cuda"))
-        _one_of("trainer.worker_group", self.worker_group, ("ray", "local"))
+        _check_workers(self)
+        _check_length(self)
         _one_of("trainer.resume_mode", self.resume_mode, ("auto", "disable", "resume_path"))
-        for name in self.logger:
-            _one_of("trainer.logger", name, ("console", "jsonl", "tensorboard", "wandb"))
-        _at_least("trainer.nnodes", self.nnodes, 1)
-        _at_least("trainer.n_gpus_per_node", self.n_gpus_per_node, 1)
         for name in ("save_freq", "test_freq"):
             value = getattr(self, name)
             if value != -1:
@@ -428,6 +449,10 @@ class GenerationDataConfig:
     """Items in flight per round of calls to the workers; no effect on the result."""
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        for name in ("max_prompt_length", "max_response_length", "n_samples", "batch_size"):
+            _at_least(f"data.{name}", getattr(self, name), 1)
+
 
 @dataclass
 class GenerationAgentGymConfig(AgentGymConfig):
@@ -444,8 +469,7 @@ class GenerationTrainerConfig:
     num_threads: int | None = None
 
     def __post_init__(self) -> None:
-        _one_of("trainer.device", self.device, ("auto", "cpu", "cuda"))
-        _one_of("trainer.worker_group", self.worker_group, ("ray", "local"))
+        _check_workers(self)
 
     @property
     def world_size(self) -> int:
@@ -476,6 +500,10 @@ class SFTDataConfig:
     """Tokens of a conversation; a longer row is an error that names it."""
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        _at_least("data.train_batch_size", self.train_batch_size, 1)
+        _at_least("data.max_length", self.max_length, 2)
+
 
 @dataclass
 class SFTTrainerConfig:
@@ -501,6 +529,13 @@ class SFTTrainerConfig:
     seed: int = 0
     num_threads: int | None = None
 
+    def __post_init__(self) -> None:
+        _check_workers(self)
+        _check_length(self)
+        _at_least("trainer.log_freq", self.log_freq, 1)
+        if self.max_time_s is not None:
+            _above("trainer.max_time_s", self.max_time_s, 0)
+
     @property
     def world_size(self) -> int:
         return self.nnodes * self.n_gpus_per_node
@@ -514,3 +549,11 @@ class SFTConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     trainer: SFTTrainerConfig = field(default_factory=SFTTrainerConfig)
+
+    def __post_init__(self) -> None:
+        if self.data.train_batch_size < self.trainer.world_size:
+            raise ConfigError(
+                f"data.train_batch_size={self.data.train_batch_size} on {self.trainer.world_size} workers: each needs "
+                "at least one conversation; the nearest that work are "
+                f"data.train_batch_size={self.trainer.world_size}, or {self.data.train_batch_size} workers"
+            )

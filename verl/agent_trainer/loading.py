@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hydra import compose, initialize_config_module
+from hydra import compose, initialize_config_dir, initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -26,6 +26,9 @@ from omegaconf.errors import OmegaConfBaseException
 from agentgym_rl.errors import ConfigError
 
 ConfigT = TypeVar("ConfigT")
+
+_CONFIG_MODULE = "verl.agent_trainer.config"
+_HYDRA_VERSION = "1.3"
 
 _VAL_TEMPERATURE = "actor_rollout_ref.rollout.val_kwargs.temperature (0 means greedy)"
 _USE_MAX_TOKEN_LEN = "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu (a token budget)"
@@ -77,7 +80,7 @@ class CommandLine:
     overrides: tuple[str, ...]
     config_name: str
     config_dir: str | None
-    """A folder of the user's own YAML files, searched first."""
+    """The folder of the user's own YAML files that ``config_name`` is one of; None means this package's."""
     show: bool
     """Print the resolved config and stop."""
 
@@ -90,7 +93,7 @@ def parse_command_line(argv: Sequence[str], *, program: str, config_name: str) -
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     parser.add_argument("--config-name", default=config_name, help="YAML file to start from (default: %(default)s)")
-    parser.add_argument("--config-dir", help="folder with YAML files of your own")
+    parser.add_argument("--config-dir", help="folder of your own YAML files, to take --config-name from")
     parser.add_argument("--show-config", action="store_true", help="print the resolved config and stop")
     parsed = parser.parse_args(argv)
     return CommandLine(tuple(parsed.overrides), parsed.config_name, parsed.config_dir, parsed.show_config)
@@ -122,13 +125,9 @@ def known_keys(root: type) -> tuple[str, ...]:
 
 def _yaml_values(command_line: CommandLine) -> Iterator[tuple[str, Any]]:
     """Full keys and values of the YAML file, composed by Hydra."""
-    search = (
-        [f"hydra.searchpath=[{Path(command_line.config_dir).resolve().as_uri()}]"] if command_line.config_dir else []
-    )
     GlobalHydra.instance().clear()
     try:
-        with initialize_config_module("verl.agent_trainer.config", version_base="1.3"):
-            composed = compose(command_line.config_name, overrides=search)
+        composed = _compose(command_line.config_name, command_line.config_dir)
     except HydraException as error:
         raise ConfigError(f"--config-name={command_line.config_name}: {_first_line(error)}") from error
     for name, value in OmegaConf.to_container(composed, resolve=False).items():  # type: ignore[union-attr]
@@ -141,6 +140,15 @@ def _walk_value(key: str, value: Any) -> Iterator[tuple[str, Any]]:
         return
     for name, child in value.items():
         yield from _walk_value(f"{key}.{name}", child)
+
+
+def _compose(name: str, folder: str | None) -> DictConfig:
+    """The YAML file ``name`` of ``folder``, or of this package; one in a folder may build on those of this package."""
+    if folder is None:
+        with initialize_config_module(_CONFIG_MODULE, version_base=_HYDRA_VERSION):
+            return compose(name)
+    with initialize_config_dir(str(Path(folder).resolve()), version_base=_HYDRA_VERSION):
+        return compose(name, overrides=[f"hydra.searchpath=[pkg://{_CONFIG_MODULE}]"])
 
 
 def _parse_overrides(overrides: Sequence[str]) -> list[Override]:

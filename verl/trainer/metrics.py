@@ -12,23 +12,23 @@ import torch
 from agentgym_rl.types import Trajectory
 from verl.protocol import DataProto
 
-CONSOLE_KEYS = (
-    "rounds/max_rounds",
-    "rollout/score_mean",
-    "rollout/success_mean",
-    "rollout/turns_mean",
-    "rollout/masked",
-    "rollout/groups_without_signal",
-    "val/score_mean",
-    "val/success_mean",
-    "actor/pg_loss",
-    "actor/entropy",
-    "actor/grad_norm",
-    "timing_s/step",
-    "timing_s/gen",
-    "perf/tokens_per_s",
-)
-"""What the console shows of a step."""
+CONSOLE_COLUMNS = {
+    "rounds": "rounds/max_rounds",
+    "score": "rollout/score_mean",
+    "success": "rollout/success_mean",
+    "turns": "rollout/turns_mean",
+    "masked": "rollout/masked",
+    "groups alike": "rollout/groups_without_signal",
+    "val score": "val/score_mean",
+    "val success": "val/success_mean",
+    "loss": "actor/pg_loss",
+    "entropy": "actor/entropy",
+    "grad": "actor/grad_norm",
+    "s": "timing_s/step",
+    "s gen": "timing_s/gen",
+    "tokens/s": "perf/tokens_per_s",
+}
+"""What the console shows of a step: label and metric."""
 
 
 def group_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:

@@ -7,6 +7,7 @@ that it comes from. This is the driver: models run in the workers, `verl.workers
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from verl.single_controller.base import WorkerGroup, WorkerSpec
 from verl.single_controller.start import start_workers
 from verl.trainer.core_algos import apply_kl_penalty, compute_advantages
 from verl.trainer.item_order import ItemOrder
-from verl.trainer.metrics import CONSOLE_KEYS, Stopwatch, advantage_metrics, group_metrics, has_signal
+from verl.trainer.metrics import CONSOLE_COLUMNS, Stopwatch, advantage_metrics, group_metrics, has_signal
 from verl.trainer.mini_batches import mini_batch_rows, share_mini_batch
 from verl.trainer.plan import PPOPlan, resolve_threads
 from verl.trainer.rollouts import generate, make_requests
@@ -136,6 +137,8 @@ class PPOTrainer:
             sampling=_sampling(rollout, rollout.max_tokens),
             log_name=f"step{step}",
         )
+        # A run that died in this step, perhaps with more workers, left files that must not be mixed with the new ones.
+        shutil.rmtree(trajectory_folder(self._config) / order.log_name, ignore_errors=True)
         return generate(self._workers, requests, order)
 
     def _add_log_probs(self, batch: DataProto, watch: Stopwatch) -> DataProto:
@@ -244,6 +247,11 @@ def output_folder(config: PPOConfig) -> Path:
     return Path(config.trainer.default_local_dir).resolve()
 
 
+def trajectory_folder(config: PPOConfig) -> Path:
+    """Where trajectory files go, absolute."""
+    return Path(config.actor_rollout_ref.rollout.rollout_log_dir or output_folder(config) / "trajectories").resolve()
+
+
 def _worker_spec(config: PPOConfig, plan: PPOPlan, device: str) -> WorkerSpec:
     branch, data = config.actor_rollout_ref, config.data
     rollout = RolloutSetup(
@@ -253,7 +261,7 @@ def _worker_spec(config: PPOConfig, plan: PPOPlan, device: str) -> WorkerSpec:
         limits=TokenLimits(
             data.max_prompt_length, data.max_response_length, branch.rollout.max_tokens, branch.rollout.max_model_len
         ),
-        log_dir=str(Path(branch.rollout.rollout_log_dir or output_folder(config) / "trajectories").resolve()),
+        log_dir=str(trajectory_folder(config)),
         seed=config.trainer.seed,
     )
     training = ActorSetup(
@@ -274,7 +282,7 @@ def _open_tracker(config: PPOConfig, root: Path, resumed_after: int) -> Tracker:
         project=trainer.project_name,
         experiment=trainer.experiment_name,
         config=dataclasses.asdict(config),
-        console_keys=CONSOLE_KEYS,
+        console_columns=CONSOLE_COLUMNS,
         resumed_after=resumed_after,
     )
 

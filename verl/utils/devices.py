@@ -7,6 +7,7 @@ import sys
 
 import torch
 import torch.distributed as dist
+from transformers.utils.logging import disable_progress_bar
 
 from agentgym_rl.errors import ConfigError
 from verl.single_controller.base import WorkerContext
@@ -27,6 +28,7 @@ def join_peers(context: WorkerContext) -> torch.device:
     Collectives take CPU tensors over gloo and CUDA ones over nccl.
     """
     torch.set_num_threads(context.num_threads)
+    disable_progress_bar()  # A bar per model and worker would drown the driver's own.
     # Ray shows each worker its own GPU alone, so that it is number 0 everywhere.
     device = torch.device("cuda", 0) if context.device == "cuda" else torch.device("cpu")
     if device.type == "cuda":

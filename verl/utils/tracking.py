@@ -71,10 +71,11 @@ def make_tracker(
     project: str,
     experiment: str,
     config: Mapping[str, Any],
-    console_keys: Sequence[str],
+    console_columns: Mapping[str, str],
+    console_every: int = 1,
     resumed_after: int = 0,
 ) -> Tracker:
-    """A tracker for ``trainer.logger``; files go to ``folder``.
+    """A tracker for ``trainer.logger``; files go to ``folder``, the console gets every ``console_every``-th step.
 
     A run that goes on after step ``resumed_after`` continues the files; what they hold of later steps, logged by a run
     that died before its next checkpoint, is dropped.
@@ -83,7 +84,7 @@ def make_tracker(
     folder.mkdir(parents=True, exist_ok=True)
     sinks: list[Sink] = []
     if "console" in names:
-        sinks.append(ConsoleSink(console_keys))
+        sinks.append(ConsoleSink(console_columns, every=console_every))
     if "jsonl" in names:
         sinks.append(JsonlSink(folder / METRICS_FILE, resumed_after=resumed_after))
     if "tensorboard" in names:
@@ -96,12 +97,14 @@ def make_tracker(
 class ConsoleSink(Sink):
     """One line per step with the metrics that tell how the run goes."""
 
-    def __init__(self, keys: Sequence[str]) -> None:
-        """``keys`` are shown when a step has them, in this order, under the last part of their names."""
-        self._keys = tuple(keys)
+    def __init__(self, columns: Mapping[str, str], *, every: int = 1) -> None:
+        """``columns`` gives label and metric of what is shown, where a step has it; only every so many steps are."""
+        self._columns, self._every = dict(columns), every
 
     def write(self, step: int, metrics: Metrics) -> None:
-        shown = [f"{key} {_short(metrics[key])}" for key in self._keys if key in metrics]
+        if step % self._every:
+            return
+        shown = [f"{label} {_short(metrics[key])}" for label, key in self._columns.items() if key in metrics]
         print(f"step {step:>5} | " + " | ".join(shown), file=sys.stdout, flush=True)
 
 
@@ -174,4 +177,4 @@ def _drop_later_steps(path: Path, last_step: int) -> None:
 
 
 def _short(value: float) -> str:
-    return str(int(value)) if float(value).is_integer() and abs(value) < 1e6 else f"{value:.4g}"
+    return str(int(value)) if float(value).is_integer() and abs(value) < 1e6 else f"{value:.3g}"

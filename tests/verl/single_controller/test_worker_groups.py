@@ -21,7 +21,7 @@ from verl.single_controller.ray import RayWorkerGroup
 
 pytestmark = pytest.mark.ray
 
-CALCULATOR = WorkerSpec("toy_workers:Calculator", args=(10,), num_threads=1, device="cpu")
+CALCULATOR = WorkerSpec("support.toy_workers:Calculator", args=(10,), num_threads=1, device="cpu")
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def test_a_worker_that_dies_is_named(cluster: None) -> None:
 
 
 def test_an_exception_in_a_workers_start_is_what_the_user_sees(cluster: None) -> None:
-    broken = WorkerSpec("toy_workers:BornBroken", args=(), num_threads=1, device="cpu")
+    broken = WorkerSpec("support.toy_workers:BornBroken", args=(), num_threads=1, device="cpu")
     with pytest.raises(WorkerError, match="worker 1 of 2 failed: FileNotFoundError: no weights here"):
         RayWorkerGroup(broken, workers_per_node=2)
 
@@ -111,7 +111,7 @@ sys.path[:0] = [{root!r}, {root!r} + "/tests"]
 from verl.single_controller.base import WorkerSpec
 from verl.single_controller.ray import RayWorkerGroup
 
-with RayWorkerGroup(WorkerSpec("toy_workers:Calculator", args=(), num_threads=1, device="cpu"), workers_per_node=2) as group:
+with RayWorkerGroup(WorkerSpec("support.toy_workers:Calculator", args=(), num_threads=1, device="cpu"), workers_per_node=2) as group:
     print(*[pid for *_, pid in group.call_all("where")], flush=True)
     group.call_all("fail_on", -1)
 """

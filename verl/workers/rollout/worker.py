@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentgym_rl.rollout.log import TrajectoryLog
-
 from agentgym_rl.agent.chat import ChatTemplate
 from agentgym_rl.client.base import EnvClient
 from agentgym_rl.envs.registry import get_spec
 from agentgym_rl.rollout.collector import RolloutRequest, RolloutSettings, TokenLimits, collect
+from agentgym_rl.rollout.log import TrajectoryLog
 from agentgym_rl.types import SamplingParams, Trajectory
 from verl.config import AgentGymConfig, ModelConfig, RolloutConfig
 from verl.models.loading import compute_dtype, load_policy
@@ -47,6 +46,8 @@ class RolloutOrder:
     sampling: SamplingParams
     log_name: str
     """Folder of this call's trajectory files under `RolloutSetup.log_dir`, e.g. ``step7``."""
+    append: bool = False
+    """Add to what these files hold, rather than begin them anew."""
 
 
 class RolloutWorker:
@@ -62,7 +63,7 @@ class RolloutWorker:
     def _make_engine(self) -> tuple[Engine, ChatTemplate]:
         setup = self._setup
         model, tokenizer = load_policy(setup.model, self._device)
-        model = model.to(dtype=compute_dtype(setup.model, self._device))
+        model.to(dtype=compute_dtype(setup.model, self._device))  # type: ignore[call-arg]
         seed = derive_seed("engine", setup.seed, self._context.rank)
         engine = HFEngine(model, max_num_seqs=setup.rollout.max_num_seqs, seed=seed)
         return engine, ChatTemplate(tokenizer)
@@ -77,7 +78,7 @@ class RolloutWorker:
 
     async def _collect(self, requests: Sequence[RolloutRequest], order: RolloutOrder) -> list[Trajectory]:
         path = Path(self._setup.log_dir) / order.log_name / f"{self._context.rank}.jsonl"
-        with TrajectoryLog(path) as log:
+        with TrajectoryLog(path, append=order.append) as log:
 
             def finished(trajectory: Trajectory) -> None:
                 log.write(trajectory)

@@ -1,0 +1,195 @@
+"""From the command line to a config object: every published key works, every mistake is answered with what is right."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentgym_rl.errors import ConfigError
+from verl.agent_trainer.loading import RENAMED_KEYS, as_yaml, known_keys, load_config, parse_command_line
+from verl.config import GenerationConfig, PPOConfig, SFTConfig
+
+CASES = Path(__file__).parents[2] / "cases"
+ROOTS: dict[str, tuple[type, str]] = {
+    "main_ppo": (PPOConfig, "ppo_trainer"),
+    "main_generation": (GenerationConfig, "generation"),
+    "main_sft": (SFTConfig, "sft_trainer"),
+}
+REQUIRED = {
+    "main_ppo": (
+        "data.train_file=train.json",
+        "actor_rollout_ref.agentgym.task_name=textcraft",
+        "actor_rollout_ref.agentgym.env_addr=http://127.0.0.1:1",
+        "actor_rollout_ref.model.path=model",
+    ),
+    "main_generation": (
+        "data.path=items",
+        "agentgym.task_name=textcraft",
+        "agentgym.env_addr=http://127.0.0.1:1",
+        "model.path=model",
+    ),
+    "main_sft": ("data.train_file=train.jsonl", "model.path=model"),
+}
+# They come with a value model and with greedy baselines.
+NOT_YET = {"algorithm.adv_estimator=gae", "algorithm.adv_estimator=remax"}
+# A value that only makes sense beside another.
+COMPANIONS = {
+    "algorithm.rounds_ctrl.rounds=[10,20,30]": ("algorithm.rounds_ctrl.type=scaling_inter_stepwise",),
+    "algorithm.rounds_ctrl.type=scaling_inter_stepwise": ("algorithm.rounds_ctrl.rounds=[10,20,30]",),
+}
+
+
+def load(program: str, *overrides: str) -> Any:
+    root, name = ROOTS[program]
+    return load_config(root, parse_command_line([*REQUIRED[program], *overrides], program=program, config_name=name))
+
+
+def published_overrides() -> Iterator[tuple[str, str]]:
+    program = ""
+    for line in (CASES / "config-keys.txt").read_text().splitlines():
+        if line.startswith("# main:"):
+            program = line.rsplit(".", 1)[-1]
+        elif line and not line.startswith("#"):
+            key, _, values = line.partition("=")
+            yield from ((program, f"{key}={value}") for value in values.split("|"))
+
+
+def value_at(config: Any, key: str) -> Any:
+    for name in key.split("."):
+        config = getattr(config, name)
+    return config
+
+
+@pytest.mark.parametrize(("program", "override"), list(published_overrides()))
+def test_published_overrides_are_accepted(program: str, override: str) -> None:
+    if override in NOT_YET:
+        with pytest.raises(ConfigError, match=r"algorithm\.adv_estimator='\w+': must be one of grpo, rloo, reinforce"):
+            load(program, override)
+        return
+    config = load(program, override, *COMPANIONS.get(override, ()))
+    key, _, text = override.partition("=")
+    value = value_at(config, key)
+    assert value == (float(text) if isinstance(value, float) else value)
+    assert str(value).replace(" ", "") == text or value == float(text)
+
+
+def test_a_list_of_rounds_becomes_the_schedule() -> None:
+    config = load(
+        "main_ppo",
+        "algorithm.rounds_ctrl.type=scaling_inter_stepwise",
+        "algorithm.rounds_ctrl.rounds=[10,20,30]",
+        "algorithm.rounds_ctrl.steps_scaling_inter=2",
+    )
+    scheduler = config.algorithm.rounds_ctrl.scheduler()
+    assert [scheduler.rounds(step) for step in range(1, 8)] == [10, 10, 20, 20, 30, 30, 30]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["data.trian_file=x"], "data.trian_file: unknown key; did you mean data.train_file?"),
+        (["actor_rollout_ref.rollout.max_token=9"], "did you mean actor_rollout_ref.rollout.max_tokens?"),
+        (["actor.ppo_epochs=2"], "did you mean actor_rollout_ref.actor.ppo_epochs?"),
+        (["data.train_files=x"], "data.train_files: unknown key; here it is data.train_file"),
+        (["zzz=1"], "zzz: unknown key; the known keys are in verl/config.py"),
+        (["trainer.total_epochs=2.5"], "trainer.total_epochs=2.5: must be an int"),
+        (["trainer.val_before_train=often"], "trainer.val_before_train='often': must be true or false"),
+        (["actor_rollout_ref.actor.optim.lr=fast"], "actor_rollout_ref.actor.optim.lr='fast': must be a number"),
+        (["trainer.logger=3"], "trainer.logger=3: must be a list, each a string"),
+        (["data=3"], "data=3: is a branch with the keys train_file, val_file"),
+        (["data.train_file={a: 1}"], "data.train_file={'a': 1}: must be a string"),
+        (["data.train_batch_size"], "'data.train_batch_size': not of the form key=value"),
+        (["data.seed=[1"], "'data.seed=[1': not of the form key=value"),
+        (["~data.seed=0"], "only key=value is allowed"),
+        (["data.seed=1,2"], "only key=value is allowed"),
+        (["trainer.logger=[console,paper]"], "trainer.logger='paper': must be one of console, jsonl"),
+        (["actor_rollout_ref.rollout.n=1"], "actor_rollout_ref.rollout.n=1 with algorithm.adv_estimator=grpo"),
+        (["actor_rollout_ref.rollout.temperature=0"], "temperature=0.0: training needs a temperature above 0"),
+        (["algorithm.rounds_ctrl.rounds=[3,2]"], "type=fixed takes one int"),
+        (
+            ["algorithm.rounds_ctrl.type=scaling_inter_stepwise", "algorithm.rounds_ctrl.rounds=[3,2]"],
+            "stages must not fall",
+        ),
+        (
+            ["actor_rollout_ref.actor.ppo_mini_batch_size=5"],
+            "ppo_mini_batch_size=5 must divide data.train_batch_size=32",
+        ),
+        (["trainer.worker_group=local", "trainer.n_gpus_per_node=2"], "local runs one worker in the driver's process"),
+    ],
+)
+def test_a_mistake_is_named_with_key_value_and_what_is_allowed(overrides: Sequence[str], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load("main_ppo", *overrides)
+    assert message in str(caught.value)
+
+
+def test_missing_keys_are_listed_together() -> None:
+    with pytest.raises(ConfigError, match=r"must be given: .*agentgym\.env_addr.*data\.train_file"):
+        load_config(PPOConfig, parse_command_line([], program="p", config_name="ppo_trainer"))
+
+
+def test_two_trajectories_on_four_workers_are_refused_and_four_are_not() -> None:
+    single = ("algorithm.adv_estimator=reinforce_plus_plus", "trainer.n_gpus_per_node=4")
+    with pytest.raises(ConfigError) as caught:
+        load(
+            "main_ppo",
+            *single,
+            "actor_rollout_ref.rollout.n=1",
+            "data.train_batch_size=2",
+            "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+        )
+    assert "data.train_batch_size=2 x actor_rollout_ref.rollout.n=1 = 2 trajectories" in str(caught.value)
+    assert "4 workers" in str(caught.value)
+    assert "the nearest that work are data.train_batch_size=4, or 2 workers" in str(caught.value)
+    one = ("data.train_batch_size=1", "actor_rollout_ref.actor.ppo_mini_batch_size=1", "actor_rollout_ref.rollout.n=4")
+    assert load("main_ppo", *one, "trainer.n_gpus_per_node=4").trainer.world_size == 4
+
+
+def test_no_renamed_key_is_a_key_of_every_root() -> None:
+    known = [set(known_keys(root)) for root, _ in ROOTS.values()]
+    assert not any(all(key in keys for keys in known) for key in RENAMED_KEYS)
+
+
+def test_a_file_of_the_users_own_is_read_and_checked_like_the_command_line(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("defaults:\n  - ppo_trainer\n  - _self_\ndata:\n  seed: 7\n")
+    (tmp_path / "wrong.yaml").write_text("data:\n  sede: 7\n")
+    root, _ = ROOTS["main_ppo"]
+
+    def load_file(name: str) -> Any:
+        argv = [*REQUIRED["main_ppo"], "--config-dir", str(tmp_path), "--config-name", name]
+        return load_config(root, parse_command_line(argv, program="p", config_name="ppo_trainer"))
+
+    assert load_file("mine").data.seed == 7
+    assert load_file("mine").actor_rollout_ref.rollout.n == 4
+    with pytest.raises(ConfigError, match=r"data\.sede: unknown key; did you mean data\.seed"):
+        load_file("wrong")
+    with pytest.raises(ConfigError, match="config-name=absent"):
+        load_file("absent")
+
+
+def test_the_printed_config_is_read_back_as_the_same(tmp_path: Path) -> None:
+    config = load("main_ppo", "trainer.logger=[console]", "data.val_file=val.json")
+    (tmp_path / "again.yaml").write_text(as_yaml(config))
+    argv = ["--config-dir", str(tmp_path), "--config-name", "again"]
+    assert load_config(PPOConfig, parse_command_line(argv, program="p", config_name="ppo_trainer")) == config
+
+
+@pytest.mark.parametrize("program", ROOTS)
+def test_a_misspelled_key_ends_the_program_in_one_line_before_torch_is_imported(program: str) -> None:
+    run = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", f"verl.agent_trainer.{program}", "data.sede=1"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 2
+    lines = [line for line in run.stderr.splitlines() if not line.startswith("import time:")]
+    assert lines == ["error: data.sede: unknown key; did you mean data.seed?"]
+    imported = {line.rsplit("|", 1)[-1].strip() for line in run.stderr.splitlines() if line.startswith("import time:")}
+    assert not imported & {"torch", "ray", "transformers"}
+    assert "omegaconf" in imported

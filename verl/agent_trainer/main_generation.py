@@ -1,0 +1,30 @@
+"""``python -m verl.agent_trainer.main_generation``: evaluate a model on items of an environment."""
+
+from __future__ import annotations
+
+import sys
+
+from verl.agent_trainer.checks import check_generation_inputs
+from verl.agent_trainer.entry import run
+from verl.config import GenerationConfig
+
+
+def evaluate(config: GenerationConfig) -> None:
+    """Check everything that a look can check, then evaluate."""
+    items = check_generation_inputs(config)
+    # Only now: importing torch and Ray takes longer than finding a misspelled key.
+    from verl.trainer.generation import run_generation
+
+    run_generation(config, items)
+
+
+if __name__ == "__main__":
+    sys.exit(
+        run(
+            sys.argv[1:],
+            evaluate,
+            GenerationConfig,
+            program="verl.agent_trainer.main_generation",
+            config_name="generation",
+        )
+    )
