@@ -40,6 +40,8 @@ class EnvSpec:
     """True when every call takes microseconds, so that the server needs no threads for it."""
     queries: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
     """Further ``GET /<name>?id=`` calls, each a question to the session's environment."""
+    expert: Callable[[Any], list[str]] | None = None
+    """Actions that reach the goal of a freshly reset environment; None where nobody can say."""
 
     @property
     def max_score(self) -> float:

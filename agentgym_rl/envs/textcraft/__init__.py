@@ -7,6 +7,7 @@ from importlib.metadata import version
 from agentgym_rl.envs.registry import EnvSpec
 from agentgym_rl.envs.textcraft.client import TextCraftClient
 from agentgym_rl.envs.textcraft.environment import TextCraft, recipe_book
+from agentgym_rl.envs.textcraft.planner import plan
 
 NUM_GOALS = 544
 
@@ -25,6 +26,7 @@ SPEC = EnvSpec(
     default_port=36001,
     data_version=_data_version,
     runs_inline=True,
+    expert=lambda environment: plan(environment.goal),
     queries={
         "goal": lambda environment: environment.goal,
         "commands": lambda environment: "\n".join(environment.commands),
