@@ -36,9 +36,9 @@ def _add_serve(subcommands: argparse._SubParsersAction[argparse.ArgumentParser])
     parser = subcommands.add_parser("serve", help="serve an environment over HTTP")
     parser.add_argument("task", help="a registered environment, e.g. textcraft")
     parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, help="0 takes a free one; default: the environment's own")
-    parser.add_argument("--session-ttl", type=float, default=3600.0, metavar="SECONDS", help="idle life of a session")
-    parser.add_argument("--max-sessions", type=int, default=1024, metavar="N", help="sessions alive at once")
+    parser.add_argument("--port", type=_port, help="0 takes a free one; default: its own")
+    parser.add_argument("--session-ttl", type=_seconds, default=3600.0, metavar="S", help="idle life of a session")
+    parser.add_argument("--max-sessions", type=_count, default=1024, metavar="N", help="sessions alive at once")
     parser.add_argument("--ready-file", type=Path, metavar="PATH", help="write the server's URL there once it listens")
     parser.set_defaults(run=_serve)
 
@@ -58,6 +58,27 @@ def _serve(options: argparse.Namespace) -> None:
             _write_whole(options.ready_file, url_of(listener) + "\n")
 
     Server(app, on_ready=announce).run(sockets=[listener])
+
+
+def _port(text: str) -> int:
+    port = int(text)
+    if not 0 <= port <= 65535:
+        raise argparse.ArgumentTypeError(f"{text}: must be in 0..65535")
+    return port
+
+
+def _count(text: str) -> int:
+    count = int(text)
+    if count < 1:
+        raise argparse.ArgumentTypeError(f"{text}: must be at least 1")
+    return count
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text}: must be above 0")
+    return seconds
 
 
 def _write_whole(path: Path, text: str) -> None:

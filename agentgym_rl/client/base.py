@@ -121,17 +121,18 @@ class EnvClient:
         self._closed = True
         with contextlib.suppress(EnvError):
             timeout_s = min(_CLOSE_TIMEOUT_S, self._connection.timeout_s)
-            self._connection.post("close", {self.handle_field: self._handle}, timeout_s=timeout_s)
+            self._connection.post("close", {self.handle_field: self._handle}, timeout_s=timeout_s, max_retries=0)
         self._connection.close()
 
     # ------------------------------------------------------------------------------- what a subclass may override
 
     def _create(self) -> int:
-        """The handle of a fresh session."""
+        """The handle of a fresh session; some servers send a first observation with it."""
         content = self._content(self._guarded(lambda: self._connection.post("create", {})), "create")
         handle = self._field(content, self.handle_field, "create")
         if not isinstance(handle, int) or isinstance(handle, bool):
             raise EnvProtocolError(self._at("create", f"{self.handle_field}={handle!r} is not an int"))
+        self.info["observation"] = content.get("observation", "")
         return handle
 
     def _read_reset(self, content: Any) -> str:

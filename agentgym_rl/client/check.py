@@ -6,6 +6,7 @@ import time
 from urllib.parse import urlsplit
 
 from agentgym_rl.client.connection import Connection, Reply
+from agentgym_rl.envs.registry import known_tasks
 from agentgym_rl.errors import ConfigError, EnvError, EnvUnreachable
 
 _POLL_S = 0.2
@@ -57,3 +58,7 @@ def _check_task(health: Reply, connection: Connection, env_addr: str, task: str)
     root = connection.get("")
     if root.status >= 500:
         raise EnvUnreachable(f"agentgym.env_addr={env_addr}: answers HTTP {root.status}: {root.content!r}")
+    greeting = str(root.content).lower()
+    others = [name for name in known_tasks() if name in greeting and task not in greeting]
+    if others:
+        raise ConfigError(f"agentgym.env_addr={env_addr}: serves {others[0]!r}, this run is for {task!r}")

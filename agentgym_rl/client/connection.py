@@ -60,19 +60,25 @@ class Connection:
     def get(self, path: str, query: Mapping[str, Any] | None = None) -> Reply:
         """See `_answer_to`."""
         request = requests.Request("GET", f"{self.base_url}/{path}", params=query)
-        return self._answer_to(self._session.prepare_request(request), self.timeout_s)
+        return self._answer_to(self._session.prepare_request(request), self.timeout_s, self._max_retries)
 
-    def post(self, path: str, fields: Mapping[str, Any], *, timeout_s: float | None = None) -> Reply:
-        """See `_answer_to`."""
+    def post(
+        self, path: str, fields: Mapping[str, Any], *, timeout_s: float | None = None, max_retries: int | None = None
+    ) -> Reply:
+        """See `_answer_to`; the connection's own limits hold where none are given."""
         if path not in self._prepared:
             blank = requests.Request("POST", f"{self.base_url}/{path}", headers={"Content-Type": "application/json"})
             self._prepared[path] = self._session.prepare_request(blank)
         request = self._prepared[path].copy()
         request.body = json.dumps(fields).encode()
         request.headers["Content-Length"] = str(len(request.body))
-        return self._answer_to(request, self.timeout_s if timeout_s is None else timeout_s)
+        return self._answer_to(
+            request,
+            self.timeout_s if timeout_s is None else timeout_s,
+            self._max_retries if max_retries is None else max_retries,
+        )
 
-    def _answer_to(self, request: requests.PreparedRequest, timeout_s: float) -> Reply:
+    def _answer_to(self, request: requests.PreparedRequest, timeout_s: float, max_retries: int) -> Reply:
         """The server's answer, whatever its status.
 
         The call is repeated when no connection was made, when the server turns it away with 503 and Retry-After, and,
@@ -91,7 +97,7 @@ class Connection:
             except requests.ConnectionError as error:
                 wait_s = min(_FIRST_BACKOFF_S * 2**broken, _MAX_BACKOFF_S)
                 broken += 1
-                may_repeat = (self._repeatable or _never_sent(error)) and broken <= self._max_retries
+                may_repeat = (self._repeatable or _never_sent(error)) and broken <= max_retries
                 if not may_repeat or time.monotonic() + wait_s >= end:
                     raise EnvUnreachable(f"{what}: {_cause(error)} (tries: {broken})") from error
             except requests.RequestException as error:

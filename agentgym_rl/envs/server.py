@@ -238,8 +238,12 @@ class EnvApp:
 
     def _new_environment(self) -> tuple[Environment, str]:
         """A fresh environment, at the start of item 0."""
-        environment = self.spec.environment()
-        return environment, environment.reset(0).observation
+        with contextlib.ExitStack() as undo:
+            environment = self.spec.environment()
+            undo.callback(environment.close)
+            observation = environment.reset(0).observation
+            undo.pop_all()
+        return environment, observation
 
     async def _reset(self, request: Request) -> Answer:
         data_idx = _integer(request.fields, "data_idx", default=0)

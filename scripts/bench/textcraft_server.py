@@ -187,8 +187,8 @@ def main() -> None:
             after = _server_seconds(url)
             cpu_s, rules_s = after.cpu - before.cpu, after.rules - before.rules
             print(
-                f"{options.clients} clients over HTTP, {name:12} {result.rate:10.0f} steps/s, {result.steps / cpu_s:.0f} "
-                f"per second of server CPU, {1 - rules_s / cpu_s:.1%} of it outside the rules"
+                f"{options.clients} clients over HTTP, {name:12} {result.rate:10.0f} steps/s, "
+                f"{result.steps / cpu_s:.0f} per CPU second, {1 - rules_s / cpu_s:.1%} of it outside the rules"
             )
 
 

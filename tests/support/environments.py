@@ -36,6 +36,8 @@ class Script:
     observation: Callable[[int, int], str] = lambda item, step: f"item {item} step {step}"
     invalid_items: Collection[int] = ()
     """Items that do not exist."""
+    hanging: threading.Event = field(default_factory=threading.Event)
+    """Set once a step hangs."""
     release: threading.Event = field(default_factory=threading.Event)
     """Set it at the end of a test so that hanging steps return."""
     faults: int = 0
@@ -92,6 +94,7 @@ class ScriptedEnvironment(Environment):
             script.faults += 1
             raise RuntimeError(f"scripted fault of item {self._item} at step {self._step}")
         if self._step == script.hangs_at.get(self._item):
+            script.hanging.set()
             script.release.wait(60)
 
 

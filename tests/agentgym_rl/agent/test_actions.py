@@ -31,7 +31,9 @@ def test_the_action_is_found_where_the_meaning_is_plain(text: str) -> None:
     assert parse_action(text) == "get 1 oak logs"
 
 
-@pytest.mark.parametrize("text", ["", "   ", "I will get wood.", "Thought: hm", "Action:", "Action: ```\n```", "Action: **"])
+@pytest.mark.parametrize(
+    "text", ["", "   ", "I will get wood.", "Thought: hm", "Action:", "Action: ```\n```", "Action: **"]
+)
 def test_a_text_without_an_action_gives_none(text: str) -> None:
     assert parse_action(text) is None
 

@@ -1,0 +1,325 @@
+"""EnvClient against the real server, and against servers that do less or fail."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from support.environments import CumulativeClient, Script, ScriptedClient, scripted_spec
+from support.servers import serve
+
+from agentgym_rl.agent.strategies import Strategy, conversation_start
+from agentgym_rl.client.base import EnvClient
+from agentgym_rl.client.check import check_server
+from agentgym_rl.envs.server import build_app
+from agentgym_rl.envs.textcraft import SPEC, TextCraftClient
+from agentgym_rl.errors import ConfigError, EnvProtocolError, EnvServerError, EnvTimeout, EnvUnreachable
+from agentgym_rl.types import Role, StepOutput
+
+pytestmark = pytest.mark.server
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with serve(build_app(SPEC)) as url:
+        yield url
+
+
+@contextmanager
+def raw_server(answer: Callable[[str, dict[str, Any], dict[str, str]], bytes | None]) -> Iterator[str]:
+    """A bare socket server: ``answer(path, body, headers)`` gives the bytes to send, None breaks the connection."""
+
+    def talk(connection: socket.socket) -> None:
+        with connection, connection.makefile("rb") as stream:
+            while line := stream.readline():
+                headers = {}
+                while (header := stream.readline().strip()) != b"":
+                    name, _, value = header.decode().partition(": ")
+                    headers[name.lower()] = value
+                body = stream.read(int(headers.get("content-length", 0)))
+                sent = answer(line.split()[1].decode(), json.loads(body or b"{}"), headers)
+                if sent is None:
+                    return
+                connection.sendall(sent)
+
+    def accept() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=talk, args=(connection,), daemon=True).start()
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    threading.Thread(target=accept, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+
+
+def http(content: Any, status: int = 200, **headers: str) -> bytes:
+    body = content if isinstance(content, bytes) else json.dumps(content).encode()
+    lines = [
+        f"HTTP/1.1 {status} X",
+        f"Content-Length: {len(body)}",
+        *(f"{k.replace('_', '-')}: {v}" for k, v in headers.items()),
+    ]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+def published_textcraft(path: str, body: dict[str, Any], headers: dict[str, str]) -> bytes | None:
+    """The calls of an AgentGym server that its own client needs, and no others."""
+    answers = {
+        "/create": {"id": 0, "observation": "start", "done": False, "reward": 0},
+        "/reset": {"id": 0, "observation": f"item {body.get('data_idx')}", "done": False, "reward": 0},
+        "/step": {"observation": f"did {body.get('action')}", "reward": 1, "done": True},
+        "/": "This is environment TextCraft.",
+    }
+    return http(answers[path]) if path in answers else http({"detail": "Not Found"}, 404)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+# --------------------------------------------------------------------------------------------------------- the contract
+
+
+def test_an_episode_through_the_client(url: str) -> None:
+    with TextCraftClient(url, data_len=544) as client:
+        assert len(client) == 544
+        assert client.observe().startswith("Crafting commands:")
+        assert client.reset(0) == client.observation() == client.observe()
+        assert client.step("Thought: wood\nAction: get 1 acacia logs") == StepOutput("Got 1 acacia logs", 0.0, False)
+        assert client.available_actions()[0] == "inventory"
+        last = client.step("Action: craft 4 acacia planks using 1 acacia logs")
+        assert last == StepOutput("Crafted 4 minecraft:acacia_planks", 1.0, True)
+        assert client.info == {"observation": last.state, "reward": 1.0, "done": True}
+
+
+def test_a_text_without_an_action_costs_no_call_and_tells_the_agent() -> None:
+    script = Script()
+    with serve(build_app(scripted_spec(script))) as url, ScriptedClient(url) as client:
+        client.reset(1)
+        output = client.step("I do not know.")
+        assert (output.reward, output.done) == (0.0, False)
+        assert "Action: go" in output.state
+        assert script.executed == []
+        assert client.step("Action: go").state == "item 1 step 1"
+
+
+def test_without_an_action_a_cumulative_score_stays() -> None:
+    with serve(build_app(scripted_spec(rewards=(0.2, 0.5, 1.0)))) as url, CumulativeClient(url) as client:
+        client.reset(1)
+        assert [client.step(text).reward for text in ("Action: go", "hm", "Action: go", "hm")] == [0.2, 0.2, 0.5, 0.5]
+        client.reset(2)
+        assert client.step("hm").reward == 0.0
+
+
+def test_the_conversation_starts_with_a_short_instruction_and_an_acknowledgement(url: str) -> None:
+    with TextCraftClient(url) as client:
+        instruction, acknowledgement = client.conversation_start
+        assert (instruction.role, acknowledgement.role) == (Role.USER, Role.ASSISTANT)
+        assert len(instruction.content.split()) < 90
+        assert client.conversation_start == conversation_start(client, Strategy.REACT)
+
+
+def test_two_interleaved_clients_do_not_touch_each_other(url: str) -> None:
+    with TextCraftClient(url) as first, TextCraftClient(url) as second:
+        first.reset(0)
+        second.reset(0)
+        second.step("Action: get 2 coal")
+        first.step("Action: get 1 acacia logs")
+        assert first.step("Action: craft 4 acacia planks using 1 acacia logs").done
+        first.close()
+        assert second.step("Action: inventory") == StepOutput("Inventory: [coal] (2)", 0.0, False)
+
+
+def test_200_clients_leave_no_session() -> None:
+    script = Script()
+    with serve(build_app(scripted_spec(script), max_sessions=2)) as url:
+        for _ in range(200):
+            with ScriptedClient(url) as client:
+                client.close()
+    assert script.open == 0
+
+
+def test_an_agentgym_server_is_enough() -> None:
+    with raw_server(published_textcraft) as url, TextCraftClient(url) as client:
+        assert client.reset(7) == "item 7"
+        assert client.available_actions() == list(TextCraftClient.action_forms)
+        assert client.step("Action: get 1 coal") == StepOutput("did get 1 coal", 1.0, True)
+
+
+def test_close_never_raises_even_when_the_server_is_gone() -> None:
+    with serve(build_app(scripted_spec())) as url:
+        client = ScriptedClient(url)
+    client.close()
+    client.close()
+
+
+# --------------------------------------------------------------------------------------------------------------- errors
+
+
+def test_no_server_is_unreachable() -> None:
+    port = free_port()
+    with pytest.raises(EnvUnreachable, match=rf"POST http://127.0.0.1:{port}/create: connection refused \(tries: 2\)"):
+        TextCraftClient(f"http://127.0.0.1:{port}", max_retries=1)
+
+
+def test_a_fault_of_the_environment_names_task_item_step_and_url() -> None:
+    with serve(build_app(scripted_spec(fails_at={5: 2}))) as url, ScriptedClient(url) as client:
+        client.reset(5)
+        client.step("Action: go")
+        with pytest.raises(EnvServerError) as caught:
+            client.step("Action: go")
+    message = str(caught.value)
+    assert message.startswith(f"scripted item scripted_5 step 2: {url}/step: HTTP 500: ")
+    assert "scripted fault of item 5 at step 2" in message
+
+
+def test_what_the_environment_refuses_is_a_server_error() -> None:
+    refused = pytest.raises(EnvServerError, match=r"item scripted_9 step 0.*data_idx 9 does not exist")
+    with serve(build_app(scripted_spec(invalid_items={9}))) as url, ScriptedClient(url) as client, refused:
+        client.reset(9)
+
+
+def test_no_answer_in_time_is_a_timeout() -> None:
+    script = Script(hangs_at={5: 1})
+    with serve(build_app(scripted_spec(script))) as url, ScriptedClient(url, timeout=0.3) as client:
+        client.reset(5)
+        with pytest.raises(EnvTimeout, match=r"item scripted_5 step 1: POST .*/step: no answer within 0.3 s"):
+            client.step("Action: go")
+        script.release.set()
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        (b"<html>", "not JSON"),
+        ([], "no 'observation' in the answer"),
+        ({"observation": "x", "done": False}, "no 'reward' in the answer"),
+        ({"observation": None, "reward": 0, "done": False}, "observation=None is not a string"),
+        ({"observation": "x", "reward": "1", "done": False}, "reward='1' is not a finite number"),
+        ({"observation": "x", "reward": True, "done": False}, "reward=True is not a finite number"),
+        (b'{"observation": "x", "reward": NaN, "done": false}', "reward=nan is not a finite number"),
+        ({"observation": "x", "reward": 0, "done": "no"}, "done='no' is not true or false"),
+    ],
+)
+def test_an_answer_of_another_form_is_a_protocol_error(answer: Any, problem: str) -> None:
+    def serve_it(path: str, body: dict[str, Any], headers: dict[str, str]) -> bytes | None:
+        return http(answer) if path == "/step" else published_textcraft(path, body, headers)
+
+    refused = pytest.raises(EnvProtocolError, match=problem)
+    with raw_server(serve_it) as url, TextCraftClient(url) as client, refused:
+        client.step("Action: inventory")
+
+
+# -------------------------------------------------------------------------------------------------------------- retries
+
+
+def test_a_server_that_comes_up_late_is_waited_for() -> None:
+    port = free_port()
+    clients: list[EnvClient] = []
+    thread = threading.Thread(target=lambda: clients.append(ScriptedClient(f"http://127.0.0.1:{port}")))
+    thread.start()
+    with serve(build_app(scripted_spec()), port=port):
+        thread.join()
+        assert clients[0].reset(1) == "item 1 step 0"
+        clients[0].close()
+
+
+def test_a_full_server_is_waited_for_until_the_timeout() -> None:
+    with serve(build_app(scripted_spec(), max_sessions=1)) as url:
+        first = ScriptedClient(url)
+        with pytest.raises(EnvServerError, match=r"HTTP 503 for 0.5 s.*1 sessions are alive"):
+            ScriptedClient(url, timeout=0.5)
+        threading.Timer(0.2, first.close).start()
+        ScriptedClient(url).close()
+
+
+def breaking(echo: bool) -> tuple[list[str], Callable[[str, dict[str, Any], dict[str, str]], bytes | None]]:
+    """A server that breaks the connection instead of answering the first step, and the ids of the steps it has seen."""
+    step_ids: list[str] = []
+
+    def answer(path: str, body: dict[str, Any], headers: dict[str, str]) -> bytes | None:
+        if path == "/step":
+            step_ids.append(headers["x-request-id"])
+            if len(step_ids) == 1:
+                return None
+        plain = published_textcraft(path, body, headers)
+        assert plain is not None
+        return plain.replace(b"\r\n", f"\r\nX-Request-Id: {headers['x-request-id']}\r\n".encode(), 1) if echo else plain
+
+    return step_ids, answer
+
+
+def test_after_a_broken_connection_a_server_that_knows_request_ids_is_asked_again_under_the_same_id() -> None:
+    step_ids, answer = breaking(echo=True)
+    with raw_server(answer) as url, TextCraftClient(url) as client:
+        assert client.step("Action: inventory").state == "did inventory"
+    assert len(step_ids) == 2
+    assert step_ids[0] == step_ids[1]
+
+
+def test_after_a_broken_connection_any_other_server_is_not_asked_again() -> None:
+    step_ids, answer = breaking(echo=False)
+    refused = pytest.raises(EnvUnreachable, match="the connection broke")
+    with raw_server(answer) as url, TextCraftClient(url) as client, refused:
+        client.step("Action: inventory")
+    assert len(step_ids) == 1
+
+
+def test_a_restarted_server_does_not_know_the_session() -> None:
+    with serve(build_app(scripted_spec())) as url:
+        client = ScriptedClient(url)
+        client.reset(1)
+    with serve(build_app(scripted_spec()), port=int(url.rsplit(":", 1)[1])):
+        with pytest.raises(EnvServerError, match="no session"):
+            client.step("Action: go")
+        client.close()
+
+
+# ------------------------------------------------------------------------------------------------------- at the start
+
+
+def test_the_check_passes_for_the_right_server(url: str) -> None:
+    check_server(url, "textcraft")
+    check_server(url + "/", "textcraft")
+
+
+def test_the_check_says_in_one_line_how_to_start_a_missing_server() -> None:
+    port = free_port()
+    with pytest.raises(EnvUnreachable) as caught:
+        check_server(f"http://127.0.0.1:{port}", "textcraft")
+    message = str(caught.value)
+    assert "\n" not in message
+    assert f"http://127.0.0.1:{port}" in message
+    assert message.endswith(f"agentgym-rl serve textcraft --host 127.0.0.1 --port {port}")
+
+
+def test_the_check_refuses_a_server_of_another_task(url: str) -> None:
+    with pytest.raises(ConfigError, match="serves 'textcraft', this run is for 'babyai'"):
+        check_server(url, "babyai")
+
+
+def test_the_check_reads_what_an_agentgym_server_says_of_itself() -> None:
+    with raw_server(published_textcraft) as url:
+        check_server(url, "textcraft")
+        with pytest.raises(ConfigError, match="serves 'textcraft', this run is for 'webshop'"):
+            check_server(url, "webshop")
+
+
+@pytest.mark.parametrize("address", ["???", "127.0.0.1:36001", "ftp://x", ""])
+def test_the_check_refuses_what_is_no_url(address: str) -> None:
+    with pytest.raises(ConfigError, match="must be a URL"):
+        check_server(address, "textcraft")

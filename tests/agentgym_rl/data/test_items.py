@@ -1,0 +1,118 @@
+"""Reading item lists, and the lists that come with TextCraft."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from agentgym_rl.data.items import load_items, overlap
+from agentgym_rl.envs.textcraft.environment import recipe_book
+from agentgym_rl.errors import ConfigError
+from agentgym_rl.types import Item
+
+ROOT = Path(__file__).parents[3]
+TRAIN = ROOT / "AgentItemId" / "textcraft_train.json"
+EVAL = ROOT / "AgentEval" / "textcraft"
+
+
+def write(path: Path, rows: object) -> Path:
+    path.write_text(json.dumps(rows))
+    return path
+
+
+def test_json_rows_and_bare_ids_are_read(tmp_path: Path) -> None:
+    path = write(tmp_path / "items.json", [{"item_id": "textcraft_3", "else": 1}, {"item_id": 4}, "textcraft_5", 6])
+    assert load_items(path, "textcraft") == [Item("textcraft", index) for index in (3, 4, 5, 6)]
+
+
+def test_jsonl_and_parquet_hold_the_same_rows(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    rows = [{"item_id": "textcraft_3"}, {"item_id": "textcraft_9"}]
+    (tmp_path / "items.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + "\n")
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "items.parquet")
+    expected = [Item("textcraft", 3), Item("textcraft", 9)]
+    assert load_items(tmp_path / "items.jsonl", "textcraft") == expected
+    assert load_items(tmp_path / "items.parquet", "textcraft") == expected
+
+
+def test_a_folder_gives_each_item_once_under_the_category_of_its_file(tmp_path: Path) -> None:
+    write(tmp_path / "textcraft_test.json", ["textcraft_1", "textcraft_2", "textcraft_3"])
+    write(tmp_path / "easy.json", ["textcraft_2"])
+    write(tmp_path / "hard.json", ["textcraft_3", "textcraft_4"])
+    assert [(item.index, item.category) for item in load_items(tmp_path, "textcraft")] == [
+        (1, ""),
+        (2, "easy"),
+        (3, "hard"),
+        (4, "hard"),
+    ]
+
+
+def test_a_folder_of_categories_alone_will_do(tmp_path: Path) -> None:
+    write(tmp_path / "easy.json", [2])
+    assert load_items(tmp_path, "textcraft") == [Item("textcraft", 2, "easy")]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "problem"),
+    [
+        ("items.json", "[1, 2, 1]", r"items.json row 3: textcraft_1 is listed twice"),
+        ("items.json", "[]", "holds no items"),
+        ("items.json", "{}", "must be a JSON list of rows, is dict"),
+        ("items.json", "[1", "not valid JSON"),
+        ("items.jsonl", "1\n{", "not valid JSONL"),
+        ("items.parquet", "x", "not valid parquet"),
+        ("items.json", '[{"id": 1}]', "row 1: has no item_id, only id"),
+        ("items.json", '["babyai_1"]', "row 1: item_id 'babyai_1' belongs to task 'babyai'"),
+        ("items.json", "[-1]", "row 1: item_id -1 is neither"),
+        ("items.csv", "1", r"must end in \.json, \.jsonl, \.parquet"),
+    ],
+)
+def test_what_cannot_be_read_is_one_line_that_says_where(tmp_path: Path, name: str, text: str, problem: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError, match=problem) as caught:
+        load_items(tmp_path / name, "textcraft")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_path_that_does_not_exist_and_an_empty_folder_are_errors(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such file or folder"):
+        load_items(tmp_path / "nowhere.json", "textcraft")
+    with pytest.raises(ConfigError, match="holds no items"):
+        load_items(tmp_path, "textcraft")
+
+
+def test_an_item_in_two_categories_is_an_error(tmp_path: Path) -> None:
+    write(tmp_path / "easy.json", [2])
+    write(tmp_path / "hard.json", [2])
+    with pytest.raises(ConfigError, match="textcraft_2 stands in two categories, easy and hard"):
+        load_items(tmp_path, "textcraft")
+
+
+def test_overlap_names_the_common_items() -> None:
+    def items(*indices: int) -> list[Item]:
+        return [Item("textcraft", index, "some category") for index in indices]
+
+    assert overlap(items(5, 1, 2), [Item("textcraft", 1), Item("textcraft", 5)]) == ["textcraft_5", "textcraft_1"]
+
+
+def test_textcraft_test_goals_are_a_fifth_of_every_depth_and_never_trained_on() -> None:
+    book = recipe_book()
+    train, test = load_items(TRAIN, "textcraft"), load_items(EVAL, "textcraft")
+    assert overlap(train, test) == []
+    assert sorted(item.index for item in train + test) == list(range(544))
+    assert Counter(item.category for item in test) == {"depth1": 25, "depth2": 58, "depth3": 23, "depth4": 2}
+    assert all(item.category == f"depth{book.depth[book.goals[item.index]]}" for item in test)
+    assert load_items(EVAL / "textcraft_test.json", "textcraft") == [Item("textcraft", item.index) for item in test]
+
+
+def test_the_script_that_makes_the_lists_gives_the_ones_that_are_kept(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, ROOT / "scripts" / "make_textcraft_items.py", tmp_path], check=True)
+    made = sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*.json"))
+    assert len(made) == 6
+    assert all((tmp_path / path).read_text() == (ROOT / path).read_text() for path in made)

@@ -1,0 +1,71 @@
+"""The command ``agentgym-rl serve``."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+import requests
+from support.servers import serve_process
+
+from agentgym_rl.cli import main
+from agentgym_rl.client.check import check_server
+from agentgym_rl.envs.textcraft import TextCraftClient
+
+pytestmark = pytest.mark.server
+
+
+def test_a_served_environment_is_played_and_ends_at_once_on_sigterm() -> None:
+    with serve_process("textcraft", "--max-sessions", "5") as server:
+        check_server(server.url, "textcraft")
+        client = TextCraftClient(server.url)
+        client.reset(0)
+        assert client.step("Action: get 1 acacia logs").state == "Got 1 acacia logs"
+        assert requests.get(f"{server.url}/health", timeout=10).json()["capacity"] == 5
+        started = time.monotonic()
+        server.stop()
+        assert time.monotonic() - started < 10
+        assert not psutil.pid_exists(server.process.pid)
+        client.close()
+
+
+def test_the_server_says_where_it_listens() -> None:
+    command = [sys.executable, "-m", "agentgym_rl.cli", "serve", "textcraft", "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        line = process.stdout.readline()
+        assert line.startswith("listening on http://127.0.0.1:")
+        check_server(line.removeprefix("listening on ").strip(), "textcraft")
+    finally:
+        os.kill(process.pid, signal.SIGTERM)
+        rest, _ = process.communicate()
+    assert rest == ""
+
+
+def test_an_unknown_environment_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "textcarft"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("agentgym-rl: ")
+    assert "did you mean textcraft?" in error
+    assert error.count("\n") == 1
+
+
+def test_a_port_in_use_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["serve", "textcraft", "--port", str(port)]) == 1
+    assert capsys.readouterr().err == f"agentgym-rl: cannot listen on 127.0.0.1:{port}: Address already in use\n"
+
+
+@pytest.mark.parametrize("option", [["--session-ttl", "0"], ["--max-sessions", "0"], ["--port", "70000"]])
+def test_an_impossible_option_is_refused(option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["serve", "textcraft", *option])
+    assert option[0] in capsys.readouterr().err
