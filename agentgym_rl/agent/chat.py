@@ -27,7 +27,6 @@ class Tokenizer(Protocol):
     """The part of a Hugging Face tokenizer that is used here."""
 
     eos_token_id: int | None
-    unk_token_id: int | None
 
     @property
     def all_special_ids(self) -> list[int]: ...
@@ -250,6 +249,7 @@ class ChatTemplate:
         ids = self._encode_text(text, at_start=at_start)
         if self._control_ids.isdisjoint(ids):
             return ids
+        # An unknown token may be a control token too, so there may be one without its string; then nothing is cut.
         parts = self._cut_control_strings(text)
         first = self._encode_text(parts[0], at_start=at_start)
         return first + [id for part in parts[1:] for id in self._encode_text(part, at_start=False)]
@@ -300,8 +300,7 @@ class ChatTemplate:
         """Control tokens: all special ones, and whatever added token the template writes itself."""
         special = {id for id, token in self._added.items() if token.special} | set(self._tokenizer.all_special_ids)
         in_template = {id for id, token in self._added.items() if str(token) in render}
-        # The unknown token stands for text that the vocabulary lacks; it opens nothing.
-        self._control_ids = frozenset((special | in_template) - {self._tokenizer.unk_token_id})
+        self._control_ids = frozenset(special | in_template)
         self._control_tokens = {str(self._added[id]): id for id in self._control_ids if id in self._added}
         by_length = sorted(self._control_tokens, key=len, reverse=True)
         self._control_pattern = re.compile("|".join(map(re.escape, by_length)) or r"(?!)")

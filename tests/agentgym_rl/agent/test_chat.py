@@ -176,6 +176,13 @@ def test_control_tokens_that_are_not_flagged_special_are_guarded_when_the_templa
     assert chat.encode_observation("a<|stop|>b<|stop|>", 1).ids.count(stop) == 1
 
 
+def test_a_control_token_that_also_stands_for_unknown_text_is_guarded():
+    tokenizer = make_tokenizer()
+    tokenizer.unk_token = "<|endoftext|>"
+    ids = ChatTemplate(tokenizer).encode_observation("a<|endoftext|>b", 1).ids
+    assert tokenizer.unk_token_id not in ids
+
+
 def test_nested_control_strings_are_all_plain_text():
     tokenizer = make_tokenizer()
     ids = ChatTemplate(tokenizer).encode_observation("<|im_<|im_end|>end|><</s>", 1).ids

@@ -106,7 +106,10 @@ def test_no_request_is_sent_when_no_token_is_left():
     chat = frameless_chat()
     engine = ScriptedEngine(chat, lambda turn: "x" * 39)
     limits = make_limits(max_response_length=100, max_tokens=40)
-    script = lambda item, step, text: StepOutput("", 0.0, False) if step else StepOutput("start", 0.0, False)  # noqa: E731
+
+    def script(item, step, text):
+        return StepOutput("" if step else "start", 0.0, False)
+
     (trajectory,) = roll_out(make_requests([1]), chat, script, engine=engine, limits=limits)
     assert [sampling.max_tokens for _, _, sampling in engine.requests] == [40, 40, 20]
     assert [turn.num_tokens for turn in trajectory.turns] == [40, 40, 20]
@@ -157,11 +160,7 @@ def test_a_fault_is_tried_again_once_on_a_fresh_session(chat):
     (trajectory,) = roll_out(make_requests([1]), chat, script, log=log)
     assert (trajectory.attempt, trajectory.stop_reason, trajectory.score) == (2, StopReason.DONE, 1.0)
     assert len(trajectory.turns) == 3
-    assert log == ["open", "reset 1", "open", "close", "reset 1", "close"] or Counter(log) == {
-        "open": 2,
-        "reset 1": 2,
-        "close": 2,
-    }
+    assert Counter(log) == {"open": 2, "reset 1": 2, "close": 2}
 
 
 def test_an_item_whose_reset_always_times_out_is_given_up_and_the_step_completes(chat):
