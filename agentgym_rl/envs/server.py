@@ -64,7 +64,7 @@ class Answer:
     def body(self) -> bytes:
         if self.content_type != b"application/json":
             return str(self.content).encode()
-        return json.dumps(self.content, ensure_ascii=False, separators=(",", ":")).encode()
+        return json.dumps(self.content, separators=(",", ":")).encode()
 
 
 _Handler = Callable[[Request], Awaitable[Answer]]
@@ -126,7 +126,7 @@ class EnvApp:
         request_id = next((value for name, value in scope["headers"] if name == b"x-request-id"), None)
         try:
             body = await _read_body(receive)
-            fields = dict(parse_qsl(scope["query_string"].decode())) if method == "GET" else _parse_body(body)
+            fields = dict(parse_qsl(scope["query_string"].decode("latin-1"))) if method == "GET" else _parse_body(body)
         except MalformedRequest as error:
             answer = Answer({"detail": str(error)}, 422)
         else:
@@ -430,7 +430,7 @@ def _parse_body(body: bytes) -> Mapping[str, Any]:
         return {}
     try:
         fields = json.loads(body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise MalformedRequest(f"the body is not JSON: {error}") from None
     if not isinstance(fields, dict):
         raise MalformedRequest(f"the body is {type(fields).__name__}, must be a JSON object")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import Callable
 from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from agentgym_rl.errors import ConfigError
 
@@ -37,12 +39,51 @@ def url_of(listener: socket.socket) -> str:
     return f"http://[{local}]:{port}" if ":" in local else f"http://{local}:{port}"
 
 
+class _JoinedWrites:
+    """A transport that sends what is written in one turn of the event loop at once.
+
+    uvicorn writes the head and the body of an answer apart. Joined they cost one system call less here and one less in
+    the client, which is a third of the time of a call to a cheap environment.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._pending: list[bytes] = []
+
+    def write(self, data: bytes) -> None:
+        if not self._pending:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._pending.append(data)
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        pending, self._pending = self._pending, []
+        if pending:
+            self._transport.write(b"".join(pending))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
+_HTTPProtocol: Any = AutoHTTPProtocol
+"""httptools where it is installed, else h11."""
+
+
+class _Protocol(_HTTPProtocol):
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(_JoinedWrites(transport))
+
+
 class Server(uvicorn.Server):
     """A uvicorn server that says when it listens."""
 
     def __init__(self, app: Any, *, on_ready: Callable[[], None]) -> None:
         config = uvicorn.Config(
             app,
+            http=_Protocol,
             access_log=False,
             log_level="warning",
             proxy_headers=False,

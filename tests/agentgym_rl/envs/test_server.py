@@ -108,6 +108,11 @@ def test_answers_have_the_exact_json_types(url: str) -> None:
     assert post(url, "close", {"id": handle}).content == b"false"
 
 
+def test_text_that_is_no_valid_unicode_is_answered(url: str) -> None:
+    answer = post(url, "step", {"id": start(url, "acacia planks"), "action": "\ud800"})
+    assert answer.json()["observation"].startswith("Could not understand '\ud800'")
+
+
 def test_reset_without_an_index_starts_item_0(url: str) -> None:
     handle = created(url)
     assert post(url, "reset", {"id": handle}).json()["observation"].endswith(f"craft {recipe_book().goals[0]}.")
@@ -135,6 +140,7 @@ def test_what_the_environment_refuses_is_http_200_with_an_error(url: str) -> Non
     [
         ("step", b"not json", "JSON"),
         ("step", b"[1]", "list"),
+        ("step", b'{"id": ' + b"[" * 100_000, "JSON"),
         ("step", b'{"action": "inventory"}', "id=None"),
         ("step", b'{"id": true, "action": "inventory"}', "id=True"),
         ("step", b'{"id": "x", "action": "inventory"}', "id='x'"),
