@@ -130,6 +130,11 @@ class RecipeBook:
     goals: tuple[str, ...]
     """Every craftable item, by depth, then name."""
 
+    @functools.cached_property
+    def by_command(self) -> Mapping[str, Recipe]:
+        """Recipes by the command that an observation shows."""
+        return {recipe.command: recipe for recipe in self.recipes}
+
     def recipes_for(self, name: str) -> tuple[Recipe, ...]:
         """Ways to make an item, or any item of a tag."""
         return self.by_item.get(name) or self.by_tag.get(name, ())
@@ -300,7 +305,7 @@ class TextCraft(Environment):
 
     def available_actions(self) -> list[str]:
         """``inventory``, ``get`` for each raw item in the commands shown, ``craft`` where the inventory suffices."""
-        shown = [recipe for recipe in self._book.recipes if recipe.command in set(self.commands)]
+        shown = [self._book.by_command[command] for command in self.commands]
         raw = {i.name for recipe in shown for i in recipe.ingredients if i.name in self._book.raw_items}
         crafts = [recipe.command for recipe in map(self._concrete, shown) if recipe is not None]
         return ["inventory", *(f"get 1 {name}" for name in sorted(raw)), *crafts]
