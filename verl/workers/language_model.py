@@ -9,7 +9,9 @@ Axes: ``T`` tokens of a batch, ``S`` its loss tokens, ``K`` and ``M`` statistics
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -144,11 +146,11 @@ class LanguageModelTrainer:
         """Accumulate gradients over all micro-batches; loss and statistics come back combined over ranks."""
         totals = torch.zeros(1 + len(loss_function.sum_names), dtype=torch.float64)
         maxima_M = torch.zeros(len(loss_function.max_names), dtype=torch.float64)
-        for micro in micro_batches(batch, self._limits):
-            if micro.sequences is None:
+        for indices in micro_batches(batch, self._limits):
+            if not indices:
                 self._backward_dummy()
                 continue
-            part = micro.sequences.to(self.device)
+            part = batch.select(indices).to(self.device)
             log_probs_S, entropy_S = self.module(part, with_entropy=loss_function.needs_entropy)
             result = loss_function(part, log_probs_S, entropy_S)
             # FSDP averages gradients over ranks, but parts of the loss are meant to be added.
@@ -188,12 +190,14 @@ class LanguageModelTrainer:
 
     def save(self, folder: Path) -> None:
         """Write model, optimizer and schedule into ``folder``, each rank its shard."""
-        dcp.save(self._state(), checkpoint_id=folder, no_dist=not _has_group())
+        with _quiet_without_group():
+            dcp.save(self._state(), checkpoint_id=folder, no_dist=not _has_group())
 
     def load(self, folder: Path) -> None:
         """Go on from what `save` wrote, with this or another number of ranks."""
         state = self._state()
-        dcp.load(state, checkpoint_id=folder, no_dist=not _has_group())
+        with _quiet_without_group():
+            dcp.load(state, checkpoint_id=folder, no_dist=not _has_group())
         set_model_state_dict(self.module, state["model"])
         set_optimizer_state_dict(self.module, self._optimizer, state["optimizer"])
         self.num_updates = state["schedule"]["num_updates"]
@@ -262,26 +266,16 @@ def _adamw(module: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
     )
 
 
-@dataclass(frozen=True, eq=False)
-class MicroBatch:
-    """Some sequences of a batch that go through the model together."""
+def micro_batches(batch: DataProto, limits: MicroBatchLimits) -> list[list[int]]:
+    """Indices of the batch's sequences with loss tokens, packed within ``limits``; equally many packs on all ranks.
 
-    sequences: DataProto | None
-    """None: nothing is left on this rank, but others still run and FSDP needs all of them."""
-    indices: list[int]
-    """Their indices in the batch."""
-
-
-def micro_batches(batch: DataProto, limits: MicroBatchLimits) -> Iterator[MicroBatch]:
-    """The batch's sequences with loss tokens, packed within ``limits``; equally many on all ranks."""
+    An empty pack means that this rank has nothing left while others still run: FSDP needs all ranks in every pass.
+    """
     useful = batch.sampled_lengths_B.nonzero()[:, 0].tolist()
     lengths = batch.lengths_B[useful].tolist()
-    parts = pack(lengths, max_tokens=limits.max_tokens, max_sequences=limits.max_sequences)
-    for part in parts:
-        indices = [useful[place] for place in part]
-        yield MicroBatch(batch.select(indices), indices)
-    for _ in range(distributed.max_over_ranks(len(parts)) - len(parts)):
-        yield MicroBatch(None, [])
+    packs = pack(lengths, max_tokens=limits.max_tokens, max_sequences=limits.max_sequences)
+    num_idle = distributed.max_over_ranks(len(packs)) - len(packs)
+    return [[useful[place] for place in part] for part in packs] + [[]] * num_idle
 
 
 def packed_log_probs(
@@ -297,12 +291,12 @@ def packed_log_probs(
     entropy_T = torch.zeros(batch.num_tokens) if with_entropy else None
     module.eval()
     with torch.no_grad():
-        for micro in micro_batches(batch, limits):
-            part = (micro.sequences or _dummy_batch()).to(device)
-            log_probs_S, entropy_S = module(part, with_entropy=with_entropy)
-            if micro.sequences is None:
+        for indices in micro_batches(batch, limits):
+            part = batch.select(indices) if indices else _dummy_batch()
+            log_probs_S, entropy_S = module(part.to(device), with_entropy=with_entropy)
+            if not indices:
                 continue
-            targets_S = batch.token_positions(micro.indices)[micro.sequences.loss_mask_T]
+            targets_S = batch.token_positions(indices)[part.loss_mask_T]
             log_probs_T[targets_S] = log_probs_S.cpu()
             if entropy_T is not None and entropy_S is not None:
                 entropy_T[targets_S] = entropy_S.cpu()
@@ -320,6 +314,14 @@ def _named_weights(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     yield from model.named_parameters()
     persistent = model.state_dict().keys()
     yield from ((name, buffer) for name, buffer in model.named_buffers() if name in persistent)
+
+
+@contextmanager
+def _quiet_without_group() -> Iterator[None]:
+    with warnings.catch_warnings():
+        # One process without a group is what we mean, not an oversight.
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+        yield
 
 
 def _has_group() -> bool:
