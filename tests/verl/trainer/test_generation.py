@@ -1,0 +1,109 @@
+"""Evaluations in this process: every sample once, whatever was done before."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.environments import Script
+from support.models import tiny_qwen2
+from support.parity import TASK, parity_spec
+from support.servers import serve
+from support.tokenizers import make_tokenizer
+
+from agentgym_rl.envs.registry import register
+from agentgym_rl.envs.server import build_app
+from agentgym_rl.errors import ConfigError
+from agentgym_rl.evaluation.report import Report
+from agentgym_rl.types import Item
+from verl.agent_trainer.loading import load_config, parse_command_line
+from verl.config import GenerationConfig
+from verl.trainer.generation import run_generation
+
+pytestmark = pytest.mark.server
+
+Evaluate = Callable[..., Report]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder, tokenizer = tmp_path_factory.mktemp("model"), make_tokenizer()
+    tiny_qwen2(vocab_size=len(tokenizer)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def evaluate(model: Path, tmp_path: Path) -> Iterator[Evaluate]:
+    """Evaluates the first ``items`` items into the test's folder."""
+    spec = parity_spec(Script(turns=2))
+    register(spec)
+    with serve(build_app(spec)) as url:
+
+        def run(*overrides: str, items: int = 7) -> Report:
+            argv = [
+                "data.path=unused",
+                "data.n_samples=2",
+                "data.batch_size=3",
+                f"model.path={model}",
+                f"agentgym.task_name={TASK}",
+                f"agentgym.env_addr={url}",
+                "rollout.max_tokens=8",
+                f"rollout.rollout_log_dir={tmp_path}",
+                "trainer.device=cpu",
+                "trainer.worker_group=local",
+                *overrides,
+            ]
+            command_line = parse_command_line(argv, program="test", config_name="generation")
+            rows = [Item(TASK, index, "odd" if index % 2 else "even") for index in range(items)]
+            return run_generation(load_config(GenerationConfig, command_line), rows)
+
+        yield run
+
+
+def rows_in(folder: Path) -> list[dict]:
+    lines = [line for path in sorted(folder.rglob("*.jsonl")) for line in path.read_text().splitlines()]
+    return [json.loads(line) for line in lines]
+
+
+def test_every_sample_is_made_once_and_the_report_is_written(
+    evaluate: Evaluate, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = evaluate()
+    counts = Counter((row["item_id"], row["sample_index"]) for row in rows_in(tmp_path))
+    assert len(counts) == 14 and set(counts.values()) == {1}
+    assert report.overall.num_items == 7 and [scores.name for scores in report.categories] == ["even", "odd"]
+    written = json.loads((tmp_path / "report.json").read_text())
+    assert written["overall"]["avg"] == report.overall.avg and written["num_trajectories"] == 14
+    printed = capsys.readouterr().out
+    assert "7 items x 2 samples = 14 trajectories" in printed and "Avg@2" in printed and "Pass@k:" in printed
+
+
+def test_a_killed_evaluation_goes_on_and_makes_nothing_twice(
+    evaluate: Evaluate, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = evaluate()
+    [path] = tmp_path.rglob("*.jsonl")
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:5]) + lines[5][:40])
+    assert evaluate() == whole
+    assert "14 trajectories of at most 10 rounds, 5 of them done already" in capsys.readouterr().out
+    counts = Counter((row["item_id"], row["sample_index"]) for row in rows_in(tmp_path))
+    assert len(counts) == 14 and set(counts.values()) == {1}
+
+
+def test_more_samples_and_items_add_to_what_is_there(evaluate: Evaluate, tmp_path: Path) -> None:
+    first = evaluate(items=3)
+    more = evaluate("data.n_samples=3", items=5)
+    assert (first.num_trajectories, more.num_trajectories, more.k) == (6, 15, 3)
+    assert len(rows_in(tmp_path)) == 15
+    assert evaluate(items=3) == first
+
+
+def test_results_of_other_settings_are_not_mixed_in(evaluate: Evaluate) -> None:
+    evaluate(items=1)
+    with pytest.raises(ConfigError, match=r"rollout\.temperature=0\.5: .* holds results made with 1\.0"):
+        evaluate("rollout.temperature=0.5", items=1)

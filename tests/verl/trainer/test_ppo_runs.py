@@ -1,0 +1,242 @@
+"""Whole training runs in this process: a tiny model, a real server, one worker."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.environments import Script
+from support.models import tiny_qwen2
+from support.parity import TASK, parity_spec
+from support.servers import serve
+from support.tokenizers import make_tokenizer
+from transformers import AutoModelForCausalLM
+
+from agentgym_rl.envs.registry import register
+from agentgym_rl.envs.server import build_app
+from agentgym_rl.errors import ConfigError, TooManyFailures
+from agentgym_rl.rollout.log import read_trajectories
+from agentgym_rl.types import Item
+from verl.agent_trainer.loading import load_config, parse_command_line
+from verl.config import PPOConfig
+from verl.trainer.ppo import run_ppo
+from verl.utils.tracking import read_metrics
+
+pytestmark = pytest.mark.server
+
+Run = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder, tokenizer = tmp_path_factory.mktemp("model"), make_tokenizer()
+    tiny_qwen2(vocab_size=len(tokenizer)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def train(model: Path, tmp_path: Path) -> Iterator[Run]:
+    """Runs the trainer on a scripted environment; returns the run's folder."""
+
+    def run(*overrides: str, items: int = 8, script: Script | None = None, is_indifferent: bool = False) -> Path:
+        spec = parity_spec(script or Script(turns=2), is_indifferent=is_indifferent)
+        register(spec)
+        with serve(build_app(spec)) as url:
+            config = _config(model, url, tmp_path, overrides)
+            rows = [Item(TASK, index) for index in range(items)]
+            run_ppo(config, train_items=rows, val_items=[Item(TASK, index) for index in range(100, 103)])
+        return Path(config.trainer.default_local_dir)
+
+    yield run
+
+
+def _config(model: Path, url: str, folder: Path, overrides: tuple[str, ...]) -> PPOConfig:
+    argv = [
+        "data.train_file=unused",
+        "data.train_batch_size=4",
+        "data.max_response_length=200",
+        f"actor_rollout_ref.model.path={model}",
+        f"actor_rollout_ref.agentgym.task_name={TASK}",
+        f"actor_rollout_ref.agentgym.env_addr={url}",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+        "actor_rollout_ref.actor.optim.lr=1e-3",
+        "actor_rollout_ref.rollout.max_tokens=8",
+        "algorithm.rounds_ctrl.rounds=3",
+        "trainer.logger=[jsonl]",
+        "trainer.device=cpu",
+        "trainer.worker_group=local",
+        f"trainer.default_local_dir={folder / 'run'}",
+        *overrides,
+    ]
+    return load_config(PPOConfig, parse_command_line(argv, program="test", config_name="ppo_trainer"))
+
+
+def metrics_of(folder: Path) -> list[dict[str, Any]]:
+    return read_metrics(folder / "metrics.jsonl")
+
+
+def checkpoints_of(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("global_step_*"))
+
+
+def weights_of(folder: Path) -> dict[str, torch.Tensor]:
+    return AutoModelForCausalLM.from_pretrained(folder / "actor" / "huggingface").state_dict()
+
+
+def results_of(row: dict[str, Any]) -> dict[str, Any]:
+    """A step's numbers without those that measure time and memory, or the rounding of the engine's own log-probs, which
+    depends on who happens to be decoded together."""
+    measured = ("timing_s/", "perf/", "training/rollout_probs_diff")
+    return {key: value for key, value in row.items() if not key.startswith(measured) and "_s_" not in key}
+
+
+def test_checkpoints_are_written_every_so_often_and_at_the_last_step(train: Run) -> None:
+    folder = train("trainer.total_training_steps=7", "trainer.save_freq=5")
+    assert checkpoints_of(folder) == ["global_step_5", "global_step_7"]
+    assert (folder / "latest_checkpointed_iteration.txt").read_text() == "7"
+    assert [row["step"] for row in metrics_of(folder)] == list(range(1, 8))
+
+
+def test_only_the_newest_checkpoints_are_kept(train: Run) -> None:
+    folder = train("trainer.total_training_steps=4", "trainer.save_freq=1", "trainer.max_actor_ckpt_to_keep=2")
+    assert checkpoints_of(folder) == ["global_step_3", "global_step_4"]
+
+
+def test_a_resumed_run_equals_one_that_never_stopped_to_the_last_digit(train: Run, tmp_path: Path) -> None:
+    rounds = (
+        "algorithm.rounds_ctrl.type=scaling_inter_stepwise",
+        "algorithm.rounds_ctrl.rounds=[1,2,3]",
+        "algorithm.rounds_ctrl.steps_scaling_inter=2",
+        "actor_rollout_ref.actor.use_kl_loss=True",
+        "actor_rollout_ref.actor.shuffle=True",
+    )
+    whole = train(*rounds, "trainer.total_training_steps=6", f"trainer.default_local_dir={tmp_path / 'whole'}")
+    parts = f"trainer.default_local_dir={tmp_path / 'parts'}"
+    train(*rounds, "trainer.total_training_steps=3", parts)
+    resumed = train(*rounds, "trainer.total_training_steps=6", parts)
+
+    assert [results_of(row) for row in metrics_of(resumed)] == [results_of(row) for row in metrics_of(whole)]
+    assert [row["rounds/max_rounds"] for row in metrics_of(resumed)] == [1, 1, 2, 2, 3, 3]
+    expected, found = weights_of(whole / "global_step_6"), weights_of(resumed / "global_step_6")
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    assert any(row["actor/grad_norm"] > 0 for row in metrics_of(whole))
+
+
+def test_resume_at_an_epochs_end_goes_on_with_the_next_epoch(train: Run) -> None:
+    folder = train("trainer.total_training_steps=4", items=16)
+    assert json.loads((folder / "global_step_4" / "trainer.json").read_text())["epoch"] == 0
+    train("trainer.total_epochs=2", items=16)
+    assert [row["step"] for row in metrics_of(folder)] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert [row["training/epoch"] for row in metrics_of(folder)] == [0] * 4 + [1] * 4
+
+
+def test_a_run_that_is_complete_is_not_run_again(train: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    train("trainer.total_training_steps=1")
+    capsys.readouterr()
+    train("trainer.total_training_steps=1")
+    assert "nothing to do" in capsys.readouterr().out
+
+
+def test_rows_of_steps_that_are_run_again_are_replaced(train: Run) -> None:
+    folder = train("trainer.total_training_steps=3", "trainer.save_freq=2")
+    resume = f"trainer.resume_from_path={folder / 'global_step_2'}"
+    train("trainer.total_training_steps=3", "trainer.resume_mode=resume_path", resume)
+    assert [row["step"] for row in metrics_of(folder)] == [1, 2, 3]
+
+
+def test_resuming_from_a_path_that_does_not_exist_is_an_error(train: Run, tmp_path: Path) -> None:
+    path = tmp_path / "global_step_9"
+    with pytest.raises(ConfigError, match=r"global_step_9.*no such checkpoint"):
+        train("trainer.resume_mode=resume_path", f"trainer.resume_from_path={path}")
+
+
+def test_a_trajectory_whose_environment_crashes_is_masked_counted_and_never_scored_zero(train: Run) -> None:
+    folder = train(
+        "trainer.total_training_steps=1",
+        "data.train_batch_size=8",
+        "data.shuffle=False",
+        "algorithm.adv_estimator=reinforce_plus_plus",
+        "actor_rollout_ref.rollout.n=1",
+        script=Script(turns=3, fails_at={5: 2}),
+    )
+    [row] = metrics_of(folder)
+    trajectories = read_trajectories(folder / "trajectories" / "step1").trajectories
+    faults = [t for t in trajectories if t.masked]
+    scores = [t.score for t in trajectories if not t.masked]
+    assert [t.item.index for t in faults] == [5] and len(scores) == 7
+    assert row["rollout/masked"] == 1 and row["rollout/errors/EnvServerError"] == 1
+    assert row["rollout/score_mean"] == pytest.approx(sum(scores) / 7)
+    assert row["training/tokens"] == sum(t.num_tokens for t in trajectories if not t.masked)
+    assert row["rollout/stop/env_error"] == 1 / 8
+    lines = (folder / "trajectories" / "step1" / "0.jsonl").read_text().splitlines()
+    assert [json.loads(line)["reward"] for line in lines if json.loads(line)["item_id"] == f"{TASK}_5"] == [None]
+
+
+def test_too_many_faults_end_the_run_with_the_first_cause(train: Run) -> None:
+    with pytest.raises(TooManyFailures, match=r"EnvServerError: .*parity_\d+.* http"):
+        train("trainer.total_training_steps=1", script=Script(fails_at=dict.fromkeys(range(8), 1)))
+
+
+def test_a_batch_without_signal_is_reported_and_not_trained_on(
+    train: Run, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = train("trainer.total_training_steps=1", is_indifferent=True)
+    [row] = metrics_of(folder)
+    assert "step 1: every group has equal scores, all advantages are 0: no update is made" in capsys.readouterr().out
+    assert row["rollout/groups_without_signal"] == row["rollout/groups"] == 4
+    assert row["training/updates"] == 0
+    before = AutoModelForCausalLM.from_pretrained(model).state_dict()
+    assert all(torch.equal(before[name], tensor) for name, tensor in weights_of(folder / "global_step_1").items())
+
+
+def test_validation_runs_before_training_every_so_often_and_at_the_end(train: Run) -> None:
+    folder = train(
+        "trainer.total_training_steps=3",
+        "data.val_file=unused",
+        "trainer.test_freq=2",
+        "trainer.val_before_train=True",
+        "actor_rollout_ref.rollout.val_kwargs.n=2",
+        "actor_rollout_ref.rollout.val_kwargs.temperature=0",
+    )
+    rows = metrics_of(folder)
+    assert [row["step"] for row in rows if "val/score_mean" in row] == [0, 2, 3]
+    assert {row["val/trajectories"] for row in rows if "val/trajectories" in row} == {6}
+    logged = sorted(path.name for path in (folder / "trajectories").iterdir())
+    assert logged == ["step1", "step2", "step3", "val_step0", "val_step2", "val_step3"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "updates", "has_old_log_probs"),
+    [
+        (("actor_rollout_ref.actor.ppo_mini_batch_size=4",), 1, False),
+        (("actor_rollout_ref.actor.ppo_mini_batch_size=4", "actor_rollout_ref.actor.ppo_epochs=3"), 3, True),
+        (("actor_rollout_ref.actor.ppo_mini_batch_size=1",), 4, True),
+        (("actor_rollout_ref.actor.ppo_mini_batch_size=4", "algorithm.kl_ctrl.kl_coef=0.1"), 1, True),
+    ],
+)
+def test_old_log_probs_are_computed_only_where_they_differ_from_the_updates_own(
+    train: Run, overrides: tuple[str, ...], updates: int, has_old_log_probs: bool
+) -> None:
+    [row] = metrics_of(train("trainer.total_training_steps=1", *overrides))
+    assert row["training/updates"] == updates
+    assert ("timing_s/old_log_prob" in row) == has_old_log_probs
+    assert ("timing_s/ref" in row) == ("rollout/kl_mean" in row) == ("algorithm.kl_ctrl.kl_coef=0.1" in overrides)
+    assert row["training/rollout_probs_diff_max"] < 1e-4
+
+
+def test_a_step_reports_what_it_did(train: Run) -> None:
+    [row] = metrics_of(train("trainer.total_training_steps=1"))
+    shares = [value for key, value in row.items() if key.startswith("rollout/stop/")]
+    assert sum(shares) == pytest.approx(1) and len(shares) == 6
+    assert row["rollout/trajectories"] == 16 and row["rollout/groups"] == 4
+    for key in ("score_mean", "success_mean", "turns_mean", "sampled_tokens_mean"):
+        assert row[f"rollout/{key}"] >= 0
+    for key in ("gen", "update", "sync", "save", "step", "old_log_prob"):
+        assert row[f"timing_s/{key}"] > 0
+    assert row["advantages/min"] < 0 < row["advantages/max"]
+    assert row["perf/tokens_per_s"] > 0 and row["perf/max_memory_gib"] > 0
