@@ -9,6 +9,7 @@ import torch.distributed
 
 from agentgym_rl.errors import ConfigError
 from verl.single_controller.base import Report, WorkerContext, WorkerGroup, WorkerSpec
+from verl.utils.distributed import destroy_process_group
 
 
 class LocalWorkerGroup(WorkerGroup):
@@ -31,7 +32,11 @@ class LocalWorkerGroup(WorkerGroup):
             store=torch.distributed.HashStore(),
             report=self._report,
         )
-        self._worker: Any = spec.worker_class()(context, *spec.args)
+        try:
+            self._worker: Any = spec.worker_class()(context, *spec.args)
+        except BaseException:
+            destroy_process_group()  # of this process, which lives on
+            raise
 
     def call_each(
         self, method: str, args: Sequence[tuple[Any, ...]], *, on_progress: Report | None = None

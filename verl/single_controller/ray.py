@@ -110,6 +110,8 @@ class _RaySession:
         if ray.is_initialized():
             return cls(owned=False, watch=None)
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        # Ray starts workers at niceness 15, where anything else on the machine starves them; they are the work here.
+        os.environ.setdefault("RAY_worker_niceness", "0")
         if os.environ.get("RAY_ADDRESS"):
             ray.init(logging_level=logging.WARNING)
             return cls(owned=True, watch=None)
@@ -133,18 +135,28 @@ class _RaySession:
 
 
 def _reserve(nnodes: int, workers_per_node: int, *, gpu: bool) -> PlacementGroup:
-    """A bundle of devices on each node."""
+    """A bundle of devices on each node; raises `ConfigError` where there are too few or others keep them."""
     bundle = {"CPU": float(workers_per_node)} | ({"GPU": float(workers_per_node)} if gpu else {})
+    wanted = f"trainer.nnodes={nnodes} trainer.n_gpus_per_node={workers_per_node}"
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    fitting = [node for node in nodes if all(node.get(kind, 0) >= count for kind, count in bundle.items())]
+    if len(fitting) < nnodes:
+        raise ConfigError(
+            f"{wanted}: {len(fitting)} of the Ray cluster's {len(nodes)} nodes have {_shown(bundle)}; "
+            "for several nodes start Ray on each and set RAY_ADDRESS"
+        )
     group = placement_group([bundle] * nnodes, strategy="STRICT_SPREAD" if nnodes > 1 else "PACK")
     if not group.wait(_PLACEMENT_TIMEOUT_S):
-        resources = {name: count for name, count in ray.cluster_resources().items() if name in ("CPU", "GPU")}
         remove_placement_group(group)
         raise ConfigError(
-            f"trainer.nnodes={nnodes} trainer.n_gpus_per_node={workers_per_node}: the Ray cluster has "
-            f"{len(ray.nodes())} nodes with {resources} and did not free {bundle} on each "
-            f"in {_PLACEMENT_TIMEOUT_S:.0f} s"
+            f"{wanted}: other programs on the Ray cluster did not free {_shown(bundle)} on each node "
+            f"within {_PLACEMENT_TIMEOUT_S:.0f} s"
         )
     return group
+
+
+def _shown(bundle: dict[str, float]) -> str:
+    return " and ".join(f"{count:.0f} {kind}" for kind, count in bundle.items())
 
 
 def _start_actor(placement: PlacementGroup, bundle: int, spec: WorkerSpec) -> Any:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from agentgym_rl.rollout.collector import TokenLimits, check_failures
+from agentgym_rl.rollout.collector import RolloutRequest, TokenLimits, check_failures
 from agentgym_rl.rollout.statistics import rollout_metrics
 from agentgym_rl.types import Item, SamplingParams, Trajectory
 from verl.config import EvalSamplingConfig, PPOConfig, RolloutConfig
@@ -102,7 +102,7 @@ class PPOTrainer:
             log_name=f"val_step{self._steps_done}",
         )
         with watch.measure("validate"):
-            trajectories = generate(self._workers, requests, order)
+            trajectories = self._generate(requests, order)
         check_failures(trajectories, rollout.max_failed_fraction)
         metrics = {name.replace("rollout/", "val/", 1): value for name, value in rollout_metrics(trajectories).items()}
         return metrics | watch.seconds
@@ -137,6 +137,9 @@ class PPOTrainer:
             sampling=_sampling(rollout, rollout.max_tokens),
             log_name=f"step{step}",
         )
+        return self._generate(requests, order)
+
+    def _generate(self, requests: Sequence[RolloutRequest], order: RolloutOrder) -> list[Trajectory]:
         # A run that died in this step, perhaps with more workers, left files that must not be mixed with the new ones.
         shutil.rmtree(trajectory_folder(self._config) / order.log_name, ignore_errors=True)
         return generate(self._workers, requests, order)

@@ -9,10 +9,10 @@ from verl.config import ModelConfig, OptimConfig
 from verl.protocol import DataProto
 from verl.single_controller.base import WorkerContext
 from verl.trainer.core_algos import BatchTotals
-from verl.utils.devices import join_peers
 from verl.utils.distributed import destroy_process_group
 from verl.utils.seeding import derive_seed, seed_everything
 from verl.workers.language_model import MicroBatchLimits
+from verl.workers.peers import join_peers
 from verl.workers.sft import SupervisedTrainer
 
 

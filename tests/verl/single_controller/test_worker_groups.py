@@ -35,10 +35,10 @@ def cluster() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def pair(cluster: None) -> Iterator[RayWorkerGroup]:
     """Two workers on Ray, shared by the tests that leave them alive."""
-    os.environ["AGENTGYM_TEST_MARK"] = "passed on"
-    os.environ["TEST_SECRET"] = "kept"
-    with RayWorkerGroup(CALCULATOR, workers_per_node=2) as group:
-        yield group
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AGENTGYM_TEST_MARK", "passed on")
+        with RayWorkerGroup(CALCULATOR, workers_per_node=2) as group:
+            yield group
 
 
 def test_results_come_back_in_rank_order(pair: RayWorkerGroup) -> None:
@@ -52,7 +52,7 @@ def test_workers_form_a_process_group(pair: RayWorkerGroup) -> None:
     assert pair.call_all("sum_of_ranks") == [3, 3]
 
 
-def test_workers_get_thread_counts_and_only_listed_variables(pair: RayWorkerGroup) -> None:
+def test_workers_get_their_thread_counts_and_the_drivers_variables(pair: RayWorkerGroup) -> None:
     assert pair.call_all("variable", "OMP_NUM_THREADS") == ["1", "1"]
     assert pair.call_all("variable", "AGENTGYM_TEST_MARK") == ["passed on"] * 2
 
@@ -98,6 +98,16 @@ def test_local_group_answers_in_the_drivers_process() -> None:
         group.call_all("work", 2, on_progress=counts.append)
         assert group.call_all("sum_of_ranks") == [1]
     assert counts == [1, 1]
+
+
+def test_a_cluster_that_is_too_small_is_an_error_at_once(cluster: None) -> None:
+    with pytest.raises(
+        ConfigError, match=r"nnodes=3 trainer\.n_gpus_per_node=4: 1 of .* 1 nodes have 4 CPU; .* RAY_ADDRESS"
+    ):
+        RayWorkerGroup(CALCULATOR, nnodes=3, workers_per_node=4)
+    on_gpu = WorkerSpec("support.toy_workers:Calculator", args=(), num_threads=1, device="cuda")
+    with pytest.raises(ConfigError, match="0 of the Ray cluster's 1 nodes have 1 CPU and 1 GPU"):
+        RayWorkerGroup(on_gpu, workers_per_node=1)
 
 
 def test_local_group_refuses_two_workers() -> None:

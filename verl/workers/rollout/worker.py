@@ -16,9 +16,9 @@ from agentgym_rl.types import SamplingParams, Trajectory
 from verl.config import AgentGymConfig, ModelConfig, RolloutConfig
 from verl.models.loading import compute_dtype, load_policy
 from verl.single_controller.base import WorkerContext
-from verl.utils.devices import join_peers
 from verl.utils.distributed import destroy_process_group
 from verl.utils.seeding import derive_seed
+from verl.workers.peers import join_peers
 from verl.workers.rollout.engine import Engine
 from verl.workers.rollout.hf_engine import HFEngine
 
