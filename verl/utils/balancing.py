@@ -30,16 +30,21 @@ def pack(lengths: Sequence[int], *, max_tokens: int | None = None, max_sequences
     None sets no limit; a sequence above ``max_tokens`` goes alone. As many micro-batches as the limits need are filled
     evenly, so that none of them is a small rest.
     """
-    if not lengths:
+    token_limit = sum(lengths) if max_tokens is None else max_tokens
+    count_limit = len(lengths) if max_sequences is None else max_sequences
+    alone = [index for index, length in enumerate(lengths) if length > token_limit]
+    rest = [index for index, length in enumerate(lengths) if length <= token_limit]
+    return [[index] for index in alone] + _pack_evenly(rest, lengths, token_limit, count_limit)
+
+
+def _pack_evenly(indices: list[int], lengths: Sequence[int], max_tokens: int, max_sequences: int) -> list[list[int]]:
+    if not indices:
         return []
-    num_parts = 1
-    if max_tokens is not None:
-        num_parts = max(num_parts, -(-sum(lengths) // max_tokens))
-    if max_sequences is not None:
-        num_parts = max(num_parts, -(-len(lengths) // max_sequences))
+    chosen = [lengths[index] for index in indices]
+    num_parts = max(-(-sum(chosen) // max_tokens), -(-len(chosen) // max_sequences))
     while True:
-        parts = [part for part in balanced_partition(lengths, num_parts) if part]
-        if all(_fits(part, lengths, max_tokens, max_sequences) for part in parts):
+        parts = [[indices[place] for place in part] for part in balanced_partition(chosen, num_parts) if part]
+        if all(len(p) <= max_sequences and sum(lengths[index] for index in p) <= max_tokens for p in parts):
             return parts
         num_parts += 1
 
@@ -52,10 +57,3 @@ def restore_order(parts: Sequence[Sequence[int]]) -> list[int]:
 
 def _longest_first(lengths: Sequence[int]) -> list[int]:
     return sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
-
-
-def _fits(part: list[int], lengths: Sequence[int], max_tokens: int | None, max_sequences: int | None) -> bool:
-    if len(part) == 1:
-        return True
-    few_enough = max_sequences is None or len(part) <= max_sequences
-    return few_enough and (max_tokens is None or sum(lengths[index] for index in part) <= max_tokens)

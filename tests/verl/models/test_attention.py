@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from support.batches import random_batch
+from support.models import tiny_qwen2
+
+from verl.models.attention import PACKED_ATTENTION, Packing, packed_attention
+from verl.models.policy import PolicyModule
+
+
+def policy(num_kv_heads: int = 2, *, sliding_window: int | None = None) -> PolicyModule:
+    model = tiny_qwen2(num_kv_heads=num_kv_heads)
+    if sliding_window is not None:
+        for layer in model.model.layers:
+            layer.self_attn.sliding_window = sliding_window
+    model.set_attn_implementation(PACKED_ATTENTION)
+    return PolicyModule(model)
+
+
+def test_a_packed_row_equals_its_sequences_run_alone_by_eager_attention():
+    batch = random_batch([5, 17, 3, 40], sampled_share=1.0)
+    packed, _ = policy()(batch)
+    model = tiny_qwen2()
+    model.set_attn_implementation("eager")
+    alone = []
+    for index in range(len(batch)):
+        ids = batch.select([index]).input_ids_T[None]
+        log_p = model(input_ids=ids).logits[0].log_softmax(-1)
+        alone.append(log_p[:-1].gather(-1, ids[0, 1:, None])[:, 0])
+    assert torch.allclose(packed, torch.cat(alone), atol=1e-5)
+
+
+@pytest.mark.parametrize("num_kv_heads", [1, 2, 4])
+def test_gradients_of_a_packed_row_are_the_sum_of_those_alone(num_kv_heads):
+    batch = random_batch([5, 17, 3])
+    module = policy(num_kv_heads)
+    module(batch)[0].sum().backward()
+    packed = [p.grad.clone() for p in module.parameters()]
+    module.zero_grad()
+    for index in range(len(batch)):
+        module(batch.select([index]))[0].sum().backward()
+    for one, other in zip(packed, module.parameters(), strict=True):
+        assert torch.allclose(one, other.grad, atol=1e-4, rtol=1e-4)
+
+
+def test_no_mask_is_ever_built(monkeypatch):
+    shapes = []
+    original = torch.nn.functional.scaled_dot_product_attention
+
+    def watch(query, *args, attn_mask=None, **kwargs):
+        shapes.append(query.shape[2])
+        assert attn_mask is None
+        return original(query, *args, attn_mask=attn_mask, **kwargs)
+
+    monkeypatch.setattr("verl.models.attention.scaled_dot_product_attention", watch)
+    policy()(random_batch([30, 30]))
+    assert shapes == [30, 30] * 2
+
+
+def test_a_sliding_window_hides_what_lies_further_back():
+    batch = random_batch([12], sampled_share=1.0)
+    module = policy(sliding_window=3)
+    changed = batch.replace(input_ids_T=batch.input_ids_T.clone())
+    changed.input_ids_T[0] += 1
+    before, after = module(batch)[0], module(changed)[0]
+    # Two layers of window 3 reach 4 tokens back: the change at 0 is seen by positions 0..4, which predict tokens 1..5.
+    assert not torch.allclose(before[4], after[4], atol=1e-6)
+    assert torch.equal(before[5:], after[5:])
+
+
+def test_a_mask_from_elsewhere_is_refused():
+    q = torch.zeros(1, 1, 2, 4)
+    packing = Packing.of(torch.tensor([0, 2]))
+    with pytest.raises(ValueError, match="packing replaces attention_mask"):
+        packed_attention(torch.nn.Identity(), q, q, q, torch.zeros(1, 1, 2, 2), packing=packing)

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from support.models import save_tiny_model, tiny_qwen2, tiny_tokenizer
+from transformers import AutoModelForCausalLM, GenerationConfig
+
+from agentgym_rl.errors import ConfigError
+from verl.config import ModelConfig
+from verl.models.loading import check_output_layer, compute_dtype, export_huggingface, load_policy, load_tokenizer
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+def test_a_folder_gives_model_and_tokenizer(folder):
+    model, tokenizer = load_policy(ModelConfig(path=str(folder)))
+    assert {p.dtype for p in model.parameters()} == {torch.float32} and not model.training
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    assert tokenizer("user w1 <|im_end|>")["input_ids"] == tiny_tokenizer()("user w1 <|im_end|>")["input_ids"]
+
+
+def test_a_word_level_tokenizer_beside_a_qwen2_keeps_its_words(folder):
+    assert load_tokenizer(ModelConfig(path=str(folder)))("w1 w2 w3")["input_ids"] == [8, 9, 10]
+
+
+def test_dtype_rules(folder):
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    assert compute_dtype(ModelConfig(), cpu) == torch.float32
+    assert compute_dtype(ModelConfig(), cuda) == torch.bfloat16
+    assert compute_dtype(ModelConfig(dtype="float32"), cuda) == torch.float32
+    model, _ = load_policy(ModelConfig(path=str(folder), dtype="bfloat16"))
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+
+
+def test_a_folder_without_a_model_is_a_configuration_error(tmp_path):
+    with pytest.raises(ConfigError, match=r"model\.path=.*nowhere"):
+        load_policy(ModelConfig(path=str(tmp_path / "nowhere")))
+    tiny_tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="cannot load a causal language model"):
+        load_policy(ModelConfig(path=str(tmp_path)))
+
+
+def test_models_that_change_their_logits_after_the_output_layer_are_refused():
+    model = tiny_qwen2()
+    check_output_layer(model)
+    model.config.final_logit_softcapping = 30.0
+    with pytest.raises(ConfigError, match=r"final_logit_softcapping=30\.0"):
+        check_output_layer(model)
+
+
+def test_an_export_holds_everything_that_transformers_loads(tmp_path):
+    model = tiny_qwen2(seed=3)
+    model.generation_config = GenerationConfig(eos_token_id=1, temperature=0.6, do_sample=True)
+    export_huggingface(tmp_path, model, tiny_tokenizer(), model.named_parameters())
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    ids = torch.arange(10)[None]
+    assert torch.equal(again(input_ids=ids).logits, model(input_ids=ids).logits)
+    assert again.generation_config.temperature == 0.6
+    assert load_tokenizer(ModelConfig(path=str(tmp_path))).chat_template == tiny_tokenizer().chat_template

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from verl.models import log_probs
+from verl.models.log_probs import token_log_probs
+
+
+def inputs(num_positions: int = 7) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(num_positions, 5, generator=generator, requires_grad=True)
+    head = torch.randn(11, 5, generator=generator, requires_grad=True)
+    return hidden, head, torch.randint(0, 11, (num_positions,), generator=generator)
+
+
+def plain(hidden, head, ids, temperature):
+    log_p = (hidden @ head.T / temperature).log_softmax(-1)
+    return log_p.gather(-1, ids[:, None])[:, 0], -(log_p.exp() * log_p).sum(-1)
+
+
+@pytest.mark.parametrize("keep_bytes", [0, 2**20], ids=["recomputed", "kept"])
+@pytest.mark.parametrize("chunk", [1, 3, 100])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_values_and_gradients_equal_the_full_softmax(monkeypatch, temperature, chunk, keep_bytes):
+    monkeypatch.setattr(log_probs, "KEEP_BYTES", keep_bytes)
+    hidden, head, ids = inputs()
+    seen = token_log_probs(hidden, head, ids, temperature=temperature, with_entropy=True, chunk=chunk)
+    expected = plain(hidden, head, ids, temperature)
+    weights = torch.linspace(-1, 2, 14).split(7)
+
+    def gradients(outputs):
+        return torch.autograd.grad(sum((w * o).sum() for w, o in zip(weights, outputs, strict=True)), (hidden, head))
+
+    for one, other in zip([*seen, *gradients(seen)], [*expected, *gradients(expected)], strict=True):
+        assert torch.allclose(one, other, atol=1e-5)
+
+
+def test_each_output_carries_its_gradient_alone():
+    hidden, head, ids = inputs()
+    for output in (0, 1):
+        seen = token_log_probs(hidden, head, ids, with_entropy=True)[output]
+        expected = plain(hidden, head, ids, 1.0)[output]
+        grads = (torch.autograd.grad(value.square().sum(), (hidden, head)) for value in (seen, expected))
+        for one, other in zip(*grads, strict=True):
+            assert torch.allclose(one, other, atol=1e-5)
+
+
+def test_entropy_is_left_out_unless_asked_for():
+    assert token_log_probs(*inputs())[1] is None
+
+
+def test_bfloat16_states_give_float32_log_probs():
+    hidden, head, ids = inputs()
+    hidden, head = hidden.detach().bfloat16().requires_grad_(), head.detach().bfloat16().requires_grad_()
+    seen, _ = token_log_probs(hidden, head, ids)
+    seen.sum().backward()
+    assert seen.dtype == torch.float32
+    assert hidden.grad.dtype == head.grad.dtype == torch.bfloat16
