@@ -30,9 +30,10 @@ class PPOLoss:
     needs_entropy: ClassVar[bool] = True
 
     def __call__(self, micro: DataProto, log_probs_S: torch.Tensor, entropy_S: torch.Tensor | None) -> MicroLoss:
-        """``micro`` needs advantages, and reference log-probs when ``use_kl_loss``; without old log-probs the policy is
-        taken as unchanged since sampling."""
-        assert entropy_S is not None and micro.advantages_T is not None
+        """``micro`` needs advantages, and reference log-probs when ``use_kl_loss`` (`ValueError` without); without old
+        log-probs the policy is taken as unchanged since sampling."""
+        if micro.advantages_T is None or entropy_S is None:
+            raise ValueError("the PPO loss needs advantages_T in the batch, and the entropy")
         sampled = micro.loss_mask_T
         weights_S = self.normalizer.weights(micro, self.totals)
         old_S = log_probs_S.detach() if micro.old_log_probs_T is None else micro.old_log_probs_T[sampled]
@@ -100,8 +101,10 @@ class Actor(LanguageModelTrainer):
         ``minibatches`` holds this rank's share of each (it may be empty), ``totals`` the counts of each over all ranks.
         A mini-batch without ``old_log_probs_T`` is taken as the first update on its trajectories: its own log-probs are
         the old ones, which is exactly on-policy and saves a forward pass. Every later mini-batch or epoch of the same
-        step needs them.
+        step needs them. Raises `ValueError` without any mini-batch.
         """
+        if not minibatches:
+            raise ValueError("update needs at least one mini-batch")
         results = [
             (self.train_step(minibatch, PPOLoss(self._config, self._normalizer, total)), total)
             for minibatch, total in zip(minibatches, totals, strict=True)
