@@ -36,7 +36,7 @@ def generate(workers: WorkerGroup, requests: Sequence[RolloutRequest], order: Ro
     """Trajectories in the requests' order, made by all workers, with a progress bar on a terminal."""
     shares = share_out(requests, workers.world_size)
     calls = [([requests[index] for index in share], order) for share in shares]
-    with tqdm(total=len(requests), desc=order.log_name, unit="trajectory", leave=False, disable=None) as bar:
+    with tqdm(total=len(requests), desc=order.log_name, unit=" trajectories", leave=False, disable=None) as bar:
         results = workers.call_each("generate", calls, on_progress=bar.update)
     joined = [trajectory for result in results for trajectory in result]
     return [joined[place] for place in restore_order(shares)]

@@ -83,7 +83,7 @@ class SFTTrainer:
     def fit(self) -> int:
         """Train until the last step, or until ``trainer.max_time_s`` is over; the number of steps made."""
         began, limit_s = time.monotonic(), self._config.trainer.max_time_s
-        for step in tqdm(range(1, self._steps + 1), desc="sft", unit="step", leave=False, disable=None):
+        for step in tqdm(range(1, self._steps + 1), desc="sft", unit=" steps", leave=False, disable=None):
             self._tracker.log(step, self.train_step(step))
             if limit_s is not None and time.monotonic() - began >= limit_s:
                 return step
