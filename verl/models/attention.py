@@ -53,9 +53,12 @@ def packed_attention(
 ) -> tuple[torch.Tensor, None]:
     """Causal attention within each sequence: ``[1, H, T, D]`` in, ``[1, T, H, D]`` out; keys may have fewer heads.
 
-    Never drops out, whatever the model's config says. Raises `ValueError` when a mask was built: ``packing`` alone
-    decides who sees whom.
+    Never drops out, whatever the model's config says. Raises `ValueError` when a mask was built, because ``packing``
+    alone decides who sees whom, and when the model wants scores capped or attention sinks, which would be left out.
     """
+    for name in ("softcap", "s_aux"):
+        if kwargs.get(name) is not None:
+            raise ValueError(f"{PACKED_ATTENTION} has no {name!r}, which {type(module).__name__} asks for")
     if attention_mask is not None:
         raise ValueError(
             f"{PACKED_ATTENTION}: packing replaces attention_mask, got one of shape {attention_mask.shape}"

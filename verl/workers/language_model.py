@@ -1,9 +1,9 @@
 """LanguageModelTrainer: what PPO and SFT share: packing, forward, backward, optimizer step, checkpoint, export.
 
-In a process group of several ranks every public method is collective: all ranks call it, each with its own share of the
-batch (which may be empty), and metrics come back the same on all of them. The module is sharded with FSDP2 then, and on
-CUDA always, where FSDP also does the mixed precision. One CPU process trains the plain module and needs no process group;
-sharding over itself alone would cost it nothing measurable (7,600 to 8,000 tokens/s an update either way, 0.8M parameters).
+In a process group of several ranks every public method is collective: all ranks call it, each with its own share of
+the batch (which may be empty), and metrics come back the same on all of them. The module is sharded with FSDP2 then,
+and on CUDA always, where FSDP also does the mixed precision. One CPU process trains the plain module, which needs no
+process group; sharding over itself would cost nothing measurable (7,600 to 8,000 tokens/s either way, 0.8M parameters).
 Axes: ``T`` tokens of a batch, ``S`` its loss tokens, ``K`` and ``M`` statistics of a loss.
 """
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import transformers
 from support.batches import random_batch
 from support.models import tiny_qwen2
 
@@ -29,6 +30,28 @@ def test_a_packed_row_equals_its_sequences_run_alone_by_eager_attention():
         log_p = model(input_ids=ids).logits[0].log_softmax(-1)
         alone.append(log_p[:-1].gather(-1, ids[0, 1:, None])[:, 0])
     assert torch.allclose(packed, torch.cat(alone), atol=1e-5)
+
+
+FAMILIES = [
+    (transformers.LlamaConfig, transformers.LlamaForCausalLM),
+    (transformers.MistralConfig, transformers.MistralForCausalLM),
+    (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+]
+
+
+@pytest.mark.parametrize(("config_class", "model_class"), FAMILIES, ids=lambda value: value.__name__)
+def test_other_model_families_take_packed_rows(config_class, model_class):
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "head_dim": 8, "vocab_size": 64}
+    heads = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    model = model_class(config_class(**sizes, **heads, pad_token_id=0, initializer_range=0.2)).eval()
+    batch = random_batch([5, 17, 40], sampled_share=1.0)
+    model.set_attn_implementation("eager")
+    ids = batch.select([2]).input_ids_T[None]
+    log_p = model(input_ids=ids).logits[0].log_softmax(-1)
+    model.set_attn_implementation(PACKED_ATTENTION)
+    packed, _ = PolicyModule(model)(batch)
+    assert torch.allclose(packed[-39:], log_p[:-1].gather(-1, ids[0, 1:, None])[:, 0], atol=1e-5)
 
 
 @pytest.mark.parametrize("num_kv_heads", [1, 2, 4])
@@ -74,3 +97,9 @@ def test_a_mask_from_elsewhere_is_refused():
     packing = Packing.of(torch.tensor([0, 2]))
     with pytest.raises(ValueError, match="packing replaces attention_mask"):
         packed_attention(torch.nn.Identity(), q, q, q, torch.zeros(1, 1, 2, 2), packing=packing)
+
+
+def test_what_the_model_wants_and_packing_lacks_is_refused():
+    q = torch.zeros(1, 1, 2, 4)
+    with pytest.raises(ValueError, match="verl_packed has no 'softcap', which Identity asks for"):
+        packed_attention(torch.nn.Identity(), q, q, q, None, packing=Packing.of(torch.tensor([0, 2])), softcap=50.0)
