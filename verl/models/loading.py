@@ -52,7 +52,7 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     """The tokenizer in ``config.path``; `ConfigError` when there is none."""
     try:
         declared = get_tokenizer_config(config.path).get("tokenizer_class")
-        # AutoTokenizer takes the model family's own class even where the folder asks for the generic one, and that class
+        # AutoTokenizer takes the family's own class even where the folder asks for the generic one, and that class
         # rebuilds pre-tokenizer and merges by its own rules: a word-level tokenizer beside a Qwen2 then loses words.
         loader = PreTrainedTokenizerFast if declared in _GENERIC_TOKENIZERS else AutoTokenizer
         return loader.from_pretrained(config.path, trust_remote_code=config.trust_remote_code)
