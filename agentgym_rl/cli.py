@@ -60,6 +60,27 @@ def _serve(options: argparse.Namespace) -> None:
     Server(app, on_ready=announce).run(sockets=[listener])
 
 
+def _add_demonstrate(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subcommands.add_parser("demonstrate", help="write an expert's episodes as conversations to train on")
+    parser.add_argument("task", help="a registered environment that has an expert, e.g. textcraft")
+    parser.add_argument("--items", type=Path, required=True, metavar="PATH", help="item list: a file or a folder")
+    parser.add_argument("--out", type=Path, required=True, metavar="PATH", help="conversations, .json or .jsonl")
+    parser.add_argument("--strategy", default="react", help="react or act: how the agent shall answer")
+    parser.set_defaults(run=_demonstrate)
+
+
+def _demonstrate(options: argparse.Namespace) -> None:
+    from agentgym_rl.data.conversations import write_conversations
+    from agentgym_rl.data.demonstrations import demonstrate
+    from agentgym_rl.data.items import load_items
+    from agentgym_rl.envs.registry import get_spec
+
+    spec = get_spec(options.task)
+    conversations = demonstrate(load_items(options.items, spec.name), spec, options.strategy)
+    write_conversations(options.out, conversations)
+    print(f"{len(conversations)} demonstrations in {options.out}")
+
+
 def _port(text: str) -> int:
     port = int(text)
     if not 0 <= port <= 65535:
@@ -88,7 +109,7 @@ def _write_whole(path: Path, text: str) -> None:
     aside.replace(path)
 
 
-_SUBCOMMANDS = (_add_serve,)
+_SUBCOMMANDS = (_add_serve, _add_demonstrate)
 
 if __name__ == "__main__":
     sys.exit(main())

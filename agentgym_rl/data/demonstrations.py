@@ -43,5 +43,7 @@ def _demonstration(
         raise EnvError(f"{item.item_id}: the expert did not end the episode")
     # What the environment says after the end is read by no turn.
     messages.pop()
-    flags = [None if message.role != Role.ASSISTANT else index >= len(opening) for index, message in enumerate(messages)]
+    flags = [
+        None if message.role != Role.ASSISTANT else index >= len(opening) for index, message in enumerate(messages)
+    ]
     return Conversation(item.item_id, tuple(messages), tuple(flags))

@@ -31,8 +31,9 @@ def _requirements(goal: str, book: RecipeBook) -> tuple[list[_Craft], Counter[st
     """Crafts from the goal down, and the raw items they take in all."""
     demand, raw, crafts = Counter({goal: 1}), Counter[str](), list[_Craft]()
     while demand:
-        # Deepest first: ingredients are always less deep, so all that need an item are known when its turn comes.
-        item = max(demand, key=lambda name: (book.depth[name], name))
+        # Deepest first: ingredients are always less deep, so all that need an item are known when its turn comes. Of
+        # equally deep ones the first that was needed, so that raw items come in the order in which recipes name them.
+        item = max(demand, key=lambda name: book.depth[name])
         count = demand.pop(item)
         if item in book.raw_items:
             raw[item] = count

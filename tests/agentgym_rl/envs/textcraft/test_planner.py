@@ -38,12 +38,12 @@ def test_a_plan_needs_no_recipe_that_is_not_shown() -> None:
 
 def test_a_plan_shares_intermediate_products() -> None:
     assert plan("bookshelf") == [
+        "get 2 acacia logs",
         "get 9 sugar cane",
         "get 12 rabbit hide",
-        "get 2 acacia logs",
-        *["craft 4 acacia planks using 1 acacia logs"] * 2,
         *["craft 1 leather using 4 rabbit hide"] * 3,
         *["craft 3 paper using 3 sugar cane"] * 3,
+        *["craft 4 acacia planks using 1 acacia logs"] * 2,
         *["craft 1 book using 3 paper, 1 leather"] * 3,
         "craft 1 bookshelf using 6 acacia planks, 3 book",
     ]

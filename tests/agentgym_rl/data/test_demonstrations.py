@@ -1,0 +1,56 @@
+"""Expert episodes as conversations."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from agentgym_rl.agent.actions import parse_action
+from agentgym_rl.cli import main
+from agentgym_rl.data.conversations import read_conversations
+from agentgym_rl.data.demonstrations import demonstrate
+from agentgym_rl.envs.registry import get_spec
+from agentgym_rl.envs.textcraft.environment import TextCraft
+from agentgym_rl.errors import ConfigError, EnvError
+from agentgym_rl.types import Item, Role
+
+ITEMS = [Item("textcraft", index) for index in (3, 200, 500)]
+
+
+def test_the_actions_of_a_demonstration_reach_the_goal_they_stand_for():
+    for item, conversation in zip(ITEMS, demonstrate(ITEMS, get_spec("textcraft"), "act"), strict=True):
+        environment = TextCraft()
+        observations = [environment.reset(item.index).observation]
+        answers = [m.content for m in conversation.messages[2:] if m.role == Role.ASSISTANT]
+        for answer in answers:
+            result = environment.step(parse_action(answer))
+            observations.append(result.observation)
+        assert (conversation.item_id, result.reward, result.done) == (item.item_id, 1, True)
+        assert [m.content for m in conversation.messages[2:] if m.role == Role.USER] == observations[:-1]
+
+
+def test_only_the_experts_turns_are_trained_on():
+    conversation = demonstrate(ITEMS[:1], get_spec("textcraft"), "react")[0]
+    assert [m.role for m in conversation.messages[:3]] == [Role.USER, Role.ASSISTANT, Role.USER]
+    assert conversation.train_flags[:3] == (None, False, None)
+    assert set(conversation.train_flags[3::2]) == {True}
+    assert conversation.messages[-1].role == Role.ASSISTANT
+
+
+def test_an_environment_without_expert_is_refused_and_a_failing_one_named():
+    spec = get_spec("textcraft")
+    with pytest.raises(ConfigError, match="'textcraft' has no expert"):
+        demonstrate(ITEMS, dataclasses.replace(spec, expert=None), "act")
+    lazy = dataclasses.replace(spec, expert=lambda environment: ["inventory"])
+    with pytest.raises(EnvError, match="textcraft_3: the expert"):
+        demonstrate(ITEMS, lazy, "act")
+
+
+def test_the_command_writes_a_file_to_train_on(tmp_path, capsys):
+    items, out = tmp_path / "items.json", tmp_path / "new" / "demonstrations.jsonl"
+    items.write_text('["textcraft_3", "textcraft_200"]')
+    assert main(["demonstrate", "textcraft", "--items", str(items), "--out", str(out), "--strategy", "act"]) == 0
+    assert [row.item_id for row in read_conversations(out)] == ["textcraft_3", "textcraft_200"]
+    assert main(["demonstrate", "textcraft", "--items", str(items), "--out", str(out), "--strategy", "dance"]) == 1
+    assert "dance" in capsys.readouterr().err
