@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from agentgym_rl.errors import ConfigError
@@ -49,8 +50,9 @@ def _rising_stages(rounds: Any) -> tuple[int, ...]:
     is_list = isinstance(rounds, Sequence) and not isinstance(rounds, str) and len(rounds) > 0
     if not is_list or not all(_is_count(stage) for stage in rounds):
         raise ConfigError(
-            f"algorithm.rounds_ctrl.rounds={rounds!r}: type=scaling_inter_stepwise takes a list of ints >= 1, e.g. [10,20,30]"
+            f"algorithm.rounds_ctrl.rounds={rounds!r}: type=scaling_inter_stepwise takes a list of ints >= 1, "
+            "e.g. [10,20,30]"
         )
-    if any(later < earlier for earlier, later in zip(rounds, rounds[1:], strict=False)):
+    if any(later < earlier for earlier, later in pairwise(rounds)):
         raise ConfigError(f"algorithm.rounds_ctrl.rounds={list(rounds)!r}: stages must not fall")
     return tuple(rounds)
