@@ -8,11 +8,13 @@ Errors are `ConfigError` and name key, value and what is allowed.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from agentgym_rl.agent.strategies import Strategy
 from agentgym_rl.errors import ConfigError
 from agentgym_rl.rounds import RoundScheduler
 
@@ -24,13 +26,21 @@ def _one_of(key: str, value: Any, allowed: Iterable[Any]) -> None:
 
 
 def _at_least(key: str, value: float, minimum: float) -> None:
-    if value < minimum:
+    if not value >= minimum:  # as NaN is not
         raise ConfigError(f"{key}={value!r}: must be at least {minimum}")
 
 
 def _above(key: str, value: float, minimum: float) -> None:
-    if value <= minimum:
+    if not value > minimum:
         raise ConfigError(f"{key}={value!r}: must be above {minimum}")
+
+
+def _check_sampling(branch: str, temperature: float, top_p: float, top_k: int) -> None:
+    _at_least(f"{branch}.temperature", temperature, 0)
+    if not 0 < top_p <= 1:
+        raise ConfigError(f"{branch}.top_p={top_p!r}: must be in (0, 1]")
+    if top_k < 1 and top_k != -1:
+        raise ConfigError(f"{branch}.top_k={top_k!r}: must be at least 1, or -1 for no cut")
 
 
 # --------------------------------------------------------------------------------------------------------------- shared
@@ -54,6 +64,13 @@ class AgentGymConfig:
     """How the agent is told to answer: ``react`` (thought, then action) or ``act`` (action only)."""
     max_concurrency: int = 256
     """Trajectories in flight per rollout worker, and so its threads and connections to the server."""
+
+    def __post_init__(self) -> None:
+        _above("agentgym.timeout", self.timeout, 0)
+        _above("agentgym.request_timeout", self.request_timeout, 0)
+        _at_least("agentgym.max_retries", self.max_retries, 0)
+        _at_least("agentgym.max_concurrency", self.max_concurrency, 1)
+        _one_of("agentgym.strategy", self.strategy, tuple(Strategy))
 
 
 @dataclass
@@ -90,6 +107,10 @@ class OptimConfig:
 
     def __post_init__(self) -> None:
         _at_least("optim.lr", self.lr, 0)
+        _at_least("optim.lr_warmup_steps", self.lr_warmup_steps, 0)
+        _at_least("optim.weight_decay", self.weight_decay, 0)
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise ConfigError(f"optim.betas={self.betas!r}: must be two numbers in [0, 1)")
         _one_of("optim.lr_schedule", self.lr_schedule, ("constant", "cosine"))
 
 
@@ -164,6 +185,11 @@ class ActorConfig:
         _one_of("actor.kl_loss_type", self.kl_loss_type, KL_ESTIMATORS)
         if self.ppo_micro_batch_size_per_gpu is not None:
             _at_least("actor.ppo_micro_batch_size_per_gpu", self.ppo_micro_batch_size_per_gpu, 1)
+        for name in ("grad_clip", "clip_ratio", "clip_ratio_low", "clip_ratio_high", "kl_loss_coef"):
+            if getattr(self, name) is not None:
+                _at_least(f"actor.{name}", getattr(self, name), 0)
+        if self.loss_norm_constant is not None:
+            _above("actor.loss_norm_constant", self.loss_norm_constant, 0)
         if self.clip_ratio_c is not None:
             _above("actor.clip_ratio_c", self.clip_ratio_c, 1.0)
 
@@ -183,6 +209,9 @@ class RefConfig:
     log_prob_max_token_len_per_gpu: int = 32768
     """Token budget of one packed forward pass."""
 
+    def __post_init__(self) -> None:
+        _at_least("ref.log_prob_max_token_len_per_gpu", self.log_prob_max_token_len_per_gpu, 1)
+
 
 @dataclass
 class EvalSamplingConfig:
@@ -194,6 +223,10 @@ class EvalSamplingConfig:
     """0 means greedy."""
     top_p: float = 1.0
     top_k: int = -1
+
+    def __post_init__(self) -> None:
+        _at_least("rollout.val_kwargs.n", self.n, 1)
+        _check_sampling("rollout.val_kwargs", self.temperature, self.top_p, self.top_k)
 
 
 @dataclass
@@ -228,6 +261,8 @@ class RolloutConfig:
         _at_least("rollout.n", self.n, 1)
         _at_least("rollout.max_tokens", self.max_tokens, 1)
         _at_least("rollout.max_model_len", self.max_model_len, 2)
+        _at_least("rollout.max_num_seqs", self.max_num_seqs, 1)
+        _check_sampling("rollout", self.temperature, self.top_p, self.top_k)
         if not 0 <= self.max_failed_fraction < 1:
             raise ConfigError(f"rollout.max_failed_fraction={self.max_failed_fraction!r}: must be in [0, 1)")
         if self.tensor_model_parallel_size != 1:
@@ -247,7 +282,7 @@ class ActorRolloutRefConfig:
 
 @dataclass
 class KLControlConfig:
-    """KL penalty taken from the reward; used when ``actor.use_kl_loss`` is off."""
+    """KL penalty taken from the reward; it has no effect when ``actor.use_kl_loss`` puts the KL in the loss."""
 
     type: str = "fixed"
     kl_coef: float = 0.0
@@ -255,6 +290,7 @@ class KLControlConfig:
 
     def __post_init__(self) -> None:
         _one_of("algorithm.kl_ctrl.type", self.type, ("fixed",))
+        _at_least("algorithm.kl_ctrl.kl_coef", self.kl_coef, 0)
 
 
 @dataclass
@@ -278,11 +314,14 @@ class RoundsControlConfig:
 
 GROUP_ESTIMATORS = ("grpo", "rloo", "reinforce_plus_plus_baseline")
 ADV_ESTIMATORS = ("grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline")
+_IMPORT_PATH = re.compile(r"\w+(\.\w+)*:\w+")
 
 
 @dataclass
 class AlgorithmConfig:
     adv_estimator: str = "grpo"
+    """One of `ADV_ESTIMATORS`, or a function of your own as ``package.module:function``: see
+    `verl.trainer.core_algos.AdvantageEstimator`."""
     gamma: float = 1.0
     """Discount per sampled token."""
     norm_adv_by_std_in_grpo: bool = True
@@ -292,7 +331,8 @@ class AlgorithmConfig:
     rounds_ctrl: RoundsControlConfig = field(default_factory=RoundsControlConfig)
 
     def __post_init__(self) -> None:
-        _one_of("algorithm.adv_estimator", self.adv_estimator, ADV_ESTIMATORS)
+        if not _IMPORT_PATH.fullmatch(self.adv_estimator):
+            _one_of("algorithm.adv_estimator", self.adv_estimator, (*ADV_ESTIMATORS, "package.module:function"))
         _one_of("algorithm.kl_penalty", self.kl_penalty, KL_ESTIMATORS)
         if not 0 <= self.gamma <= 1:
             raise ConfigError(f"algorithm.gamma={self.gamma!r}: must be in [0, 1]")
@@ -370,6 +410,13 @@ class TrainerConfig:
             raise ConfigError(
                 "trainer.resume_mode=resume_path needs trainer.resume_from_path, a folder global_step_<N>"
             )
+        if self.resume_mode != "resume_path" and self.resume_from_path:
+            raise ConfigError(
+                f"trainer.resume_from_path={self.resume_from_path!r} with trainer.resume_mode={self.resume_mode}: "
+                "a path is used only with resume_mode=resume_path"
+            )
+        if self.max_actor_ckpt_to_keep is not None:
+            _at_least("trainer.max_actor_ckpt_to_keep", self.max_actor_ckpt_to_keep, 1)
 
     @property
     def world_size(self) -> int:
@@ -429,9 +476,14 @@ class PPOConfig:
         )
 
     @property
+    def reward_kl_coef(self) -> float:
+        """What a nat of KL costs of the reward: nothing when the KL is in the loss, or it would count twice."""
+        return 0.0 if self.actor_rollout_ref.actor.use_kl_loss else self.algorithm.kl_ctrl.kl_coef
+
+    @property
     def needs_reference(self) -> bool:
         """True when a KL term is on."""
-        return self.actor_rollout_ref.actor.use_kl_loss or self.algorithm.kl_ctrl.kl_coef > 0
+        return self.actor_rollout_ref.actor.use_kl_loss or self.reward_kl_coef > 0
 
 
 # ----------------------------------------------------------------------------------------------------------- generation
@@ -459,6 +511,10 @@ class GenerationAgentGymConfig(AgentGymConfig):
     max_rounds: int = 10
     """Assistant turns per trajectory."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _at_least("agentgym.max_rounds", self.max_rounds, 1)
+
 
 @dataclass
 class GenerationTrainerConfig:
@@ -485,6 +541,12 @@ class GenerationConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     trainer: GenerationTrainerConfig = field(default_factory=GenerationTrainerConfig)
+
+    def __post_init__(self) -> None:
+        if self.rollout.n != 1:
+            raise ConfigError(f"rollout.n={self.rollout.n}: an evaluation takes data.n_samples trajectories per item")
+        if self.rollout.val_kwargs != EvalSamplingConfig():
+            raise ConfigError("rollout.val_kwargs: an evaluation samples by rollout.temperature, top_p and top_k")
 
 
 # ------------------------------------------------------------------------------------------------------------------ SFT
@@ -533,6 +595,8 @@ class SFTTrainerConfig:
         _check_workers(self)
         _check_length(self)
         _at_least("trainer.log_freq", self.log_freq, 1)
+        _at_least("trainer.max_token_len_per_gpu", self.max_token_len_per_gpu, 1)
+        _at_least("trainer.grad_clip", self.grad_clip, 0)
         if self.max_time_s is not None:
             _above("trainer.max_time_s", self.max_time_s, 0)
 

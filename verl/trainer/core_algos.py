@@ -3,12 +3,13 @@
 Axes: ``T`` tokens of the batch laid end to end, ``B`` sequences, ``S`` sampled tokens (the batch's loss tokens, in
 order), ``BM`` sequences x the most sampled tokens of one.
 Only sampled tokens exist here: observations neither decay, reset nor receive anything, and one step of discount is one
-sampled token. Group statistics are float64. A user adds an estimator in a file of their own with `@register_estimator`.
+sampled token. Group statistics are float64.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -29,35 +30,42 @@ class Advantages:
 
 
 AdvantageEstimator = Callable[[DataProto, AlgorithmConfig], Advantages]
-ADVANTAGE_ESTIMATORS: dict[str, AdvantageEstimator] = {}
-
-
-def register_estimator(name: str) -> Callable[[AdvantageEstimator], AdvantageEstimator]:
-    """Decorator that makes a function available as ``algorithm.adv_estimator=<name>``; `ValueError` if it is taken."""
-
-    def register(estimator: AdvantageEstimator) -> AdvantageEstimator:
-        if name in ADVANTAGE_ESTIMATORS:
-            raise ValueError(f"advantage estimator {name!r} is already registered")
-        ADVANTAGE_ESTIMATORS[name] = estimator
-        return estimator
-
-    return register
+"""Sees all unmasked trajectories of a step at once."""
 
 
 def compute_advantages(batch: DataProto, config: AlgorithmConfig) -> DataProto:
     """The batch with ``advantages_T`` and ``returns_T`` of ``config.adv_estimator``.
 
-    It must hold whole groups, i.e. all trajectories of the step. Raises `ConfigError` for an unknown estimator.
+    It must hold whole groups, i.e. all trajectories of the step. Raises `ConfigError` as `find_estimator`, and
+    `ValueError` when the estimator does not give one number per token.
     """
-    estimator = ADVANTAGE_ESTIMATORS.get(config.adv_estimator)
-    if estimator is None:
-        known = ", ".join(sorted(ADVANTAGE_ESTIMATORS))
-        raise ConfigError(f"algorithm.adv_estimator={config.adv_estimator!r}: must be one of {known}")
-    result = estimator(batch, config)
+    result = find_estimator(config.adv_estimator)(batch, config)
+    for name, values_T in (("advantages_T", result.advantages_T), ("returns_T", result.returns_T)):
+        if values_T.shape != (batch.num_tokens,):
+            raise ValueError(
+                f"{config.adv_estimator} gave {name} of shape {tuple(values_T.shape)} for {batch.num_tokens} tokens"
+            )
     return batch.replace(advantages_T=result.advantages_T, returns_T=result.returns_T)
 
 
-@register_estimator("grpo")
+def find_estimator(name: str) -> AdvantageEstimator:
+    """One of `ADVANTAGE_ESTIMATORS`, or the user's own, imported from ``package.module:function``.
+
+    Raises `ConfigError` when there is none of that name.
+    """
+    if name in ADVANTAGE_ESTIMATORS:
+        return ADVANTAGE_ESTIMATORS[name]
+    module, _, function = name.partition(":")
+    try:
+        estimator: AdvantageEstimator = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        known = ", ".join(ADVANTAGE_ESTIMATORS)
+        raise ConfigError(
+            f"algorithm.adv_estimator={name!r}: must be one of {known}, or package.module:function: {error}"
+        ) from error
+    return estimator
+
+
 def grpo(batch: DataProto, config: AlgorithmConfig) -> Advantages:
     """Score minus group mean, divided by the group's sample std + 1e-6 when ``norm_adv_by_std_in_grpo``.
 
@@ -71,7 +79,6 @@ def grpo(batch: DataProto, config: AlgorithmConfig) -> Advantages:
     return _same_for_all_tokens(batch, advantages_B)
 
 
-@register_estimator("rloo")
 def rloo(batch: DataProto, config: AlgorithmConfig) -> Advantages:
     """Score minus the mean score of the others in the group. Ahmadian et al. 2024, https://arxiv.org/abs/2402.14740."""
     groups = GroupStatistics.of(batch)
@@ -79,14 +86,12 @@ def rloo(batch: DataProto, config: AlgorithmConfig) -> Advantages:
     return _same_for_all_tokens(batch, groups.centred_B * groups.size_B / (groups.size_B - 1).clamp(min=1))
 
 
-@register_estimator("reinforce_plus_plus")
 def reinforce_plus_plus(batch: DataProto, config: AlgorithmConfig) -> Advantages:
     """Discounted return over sampled tokens, whitened over the batch. Hu 2025, https://arxiv.org/abs/2501.03262."""
     returns_T = discounted_returns(batch.token_rewards_T.double(), batch, config.gamma)
     return _whitened(returns_T, batch.loss_mask_T)
 
 
-@register_estimator("reinforce_plus_plus_baseline")
 def reinforce_plus_plus_baseline(batch: DataProto, config: AlgorithmConfig) -> Advantages:
     """`reinforce_plus_plus` after the group's mean score is taken from each trajectory, at its last sampled token.
 
@@ -100,6 +105,14 @@ def reinforce_plus_plus_baseline(batch: DataProto, config: AlgorithmConfig) -> A
     rewards_T = rewards_T.index_add(0, last_B[has_sampled_B], correction_B[has_sampled_B])
     counted_T = batch.loss_mask_T & (groups.size_B > 1)[batch.sequence_index_T]
     return _whitened(discounted_returns(rewards_T, batch, config.gamma), counted_T)
+
+
+ADVANTAGE_ESTIMATORS: Mapping[str, AdvantageEstimator] = {
+    "grpo": grpo,
+    "rloo": rloo,
+    "reinforce_plus_plus": reinforce_plus_plus,
+    "reinforce_plus_plus_baseline": reinforce_plus_plus_baseline,
+}
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,7 +20,7 @@ from verl.config import EvalSamplingConfig, PPOConfig, RolloutConfig
 from verl.protocol import DataProto
 from verl.single_controller.base import WorkerGroup, WorkerSpec
 from verl.single_controller.start import start_workers
-from verl.trainer.core_algos import apply_kl_penalty, compute_advantages
+from verl.trainer.core_algos import apply_kl_penalty, compute_advantages, find_estimator
 from verl.trainer.item_order import ItemOrder
 from verl.trainer.metrics import CONSOLE_COLUMNS, Stopwatch, advantage_metrics, group_metrics, has_signal
 from verl.trainer.mini_batches import mini_batch_rows, share_mini_batch
@@ -146,7 +146,7 @@ class PPOTrainer:
 
     def _add_log_probs(self, batch: DataProto, watch: Stopwatch) -> DataProto:
         """Old log-probs, unless the only update can take its own for them; the reference's where a KL term is on."""
-        if self._plan.updates_per_step > 1 or self._config.algorithm.kl_ctrl.kl_coef > 0:
+        if self._plan.updates_per_step > 1 or self._config.reward_kl_coef > 0:
             with watch.measure("old_log_prob"):
                 batch = batch.replace(old_log_probs_T=self._log_probs("log_probs", batch))
         if self._config.needs_reference:
@@ -165,9 +165,9 @@ class PPOTrainer:
         return log_probs_T
 
     def _add_advantages(self, batch: DataProto) -> tuple[DataProto, dict[str, float]]:
-        algorithm, metrics = self._config.algorithm, {}
-        if algorithm.kl_ctrl.kl_coef > 0:
-            batch, kl = apply_kl_penalty(batch, kl_coef=algorithm.kl_ctrl.kl_coef, estimator=algorithm.kl_penalty)
+        algorithm, metrics, kl_coef = self._config.algorithm, {}, self._config.reward_kl_coef
+        if kl_coef > 0:
+            batch, kl = apply_kl_penalty(batch, kl_coef=kl_coef, estimator=algorithm.kl_penalty)
             metrics["rollout/kl_mean"] = kl
         batch = compute_advantages(batch, algorithm)
         return batch, metrics | advantage_metrics(batch)
@@ -214,7 +214,8 @@ class PPOTrainer:
 def run_ppo(config: PPOConfig, *, train_items: Sequence[Item], val_items: Sequence[Item]) -> None:
     """Plan the run, say so, start the workers, train, and end them whatever happens.
 
-    Raises `ConfigError` when there are too few items for a batch or the checkpoint to resume does not exist.
+    Raises `ConfigError` when there are too few items for a batch, or when the checkpoint to resume or the advantage
+    estimator does not exist.
     """
     order = ItemOrder(
         train_items, batch_size=config.data.train_batch_size, seed=config.data.seed, shuffle=config.data.shuffle
@@ -222,6 +223,7 @@ def run_ppo(config: PPOConfig, *, train_items: Sequence[Item], val_items: Sequen
     plan = PPOPlan.of(
         config, num_items=len(train_items), num_val_items=len(val_items), steps_per_epoch=order.batches_per_epoch
     )
+    find_estimator(config.algorithm.adv_estimator)
     device, root = resolve_device(config.trainer.device), output_folder(config)
     resume_from = checkpoint.find_resume_folder(
         root, mode=config.trainer.resume_mode, path=config.trainer.resume_from_path

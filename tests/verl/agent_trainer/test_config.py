@@ -119,6 +119,19 @@ def test_a_list_of_rounds_becomes_the_schedule() -> None:
             ["actor_rollout_ref.actor.ppo_mini_batch_size=5"],
             "ppo_mini_batch_size=5 must divide data.train_batch_size=32",
         ),
+        (["actor_rollout_ref.actor.optim.lr=nan"], "optim.lr=nan: must be at least 0"),
+        (["actor_rollout_ref.actor.optim.betas=[0.9]"], "optim.betas=[0.9]: must be two numbers in [0, 1)"),
+        (["actor_rollout_ref.actor.clip_ratio_high=-1"], "actor.clip_ratio_high=-1.0: must be at least 0"),
+        (["actor_rollout_ref.actor.loss_norm_constant=0"], "actor.loss_norm_constant=0.0: must be above 0"),
+        (["actor_rollout_ref.agentgym.timeout=0"], "agentgym.timeout=0.0: must be above 0"),
+        (["actor_rollout_ref.agentgym.strategy=reakt"], "agentgym.strategy='reakt': must be one of react, act"),
+        (["actor_rollout_ref.rollout.max_num_seqs=0"], "rollout.max_num_seqs=0: must be at least 1"),
+        (["actor_rollout_ref.rollout.val_kwargs.n=0"], "rollout.val_kwargs.n=0: must be at least 1"),
+        (["actor_rollout_ref.rollout.val_kwargs.top_p=0"], "rollout.val_kwargs.top_p=0.0: must be in (0, 1]"),
+        (["algorithm.kl_ctrl.kl_coef=-1"], "algorithm.kl_ctrl.kl_coef=-1.0: must be at least 0"),
+        (["trainer.max_actor_ckpt_to_keep=0"], "trainer.max_actor_ckpt_to_keep=0: must be at least 1"),
+        (["trainer.resume_from_path=a/global_step_3"], "a path is used only with resume_mode=resume_path"),
+        (["trainer.resume_mode=resume_path"], "resume_mode=resume_path needs trainer.resume_from_path"),
         (["trainer.worker_group=local", "trainer.n_gpus_per_node=2"], "local runs one worker in the driver's process"),
     ],
 )
@@ -126,6 +139,29 @@ def test_a_mistake_is_named_with_key_value_and_what_is_allowed(overrides: Sequen
     with pytest.raises(ConfigError) as caught:
         load("main_ppo", *overrides)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("rollout.n=4", "rollout.n=4: an evaluation takes data.n_samples trajectories per item"),
+        ("rollout.val_kwargs.n=4", "rollout.val_kwargs: an evaluation samples by rollout.temperature"),
+        ("rollout.temperature=-1", "rollout.temperature=-1.0: must be at least 0"),
+        ("rollout.top_k=0", "rollout.top_k=0: must be at least 1, or -1 for no cut"),
+        ("agentgym.max_rounds=0", "agentgym.max_rounds=0: must be at least 1"),
+        ("agentgym.max_concurrency=0", "agentgym.max_concurrency=0: must be at least 1"),
+    ],
+)
+def test_an_evaluation_refuses_what_it_would_not_heed(override: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load("main_generation", override)
+    assert message in str(caught.value)
+
+
+def test_kl_in_the_loss_takes_the_place_of_kl_in_the_reward() -> None:
+    both = ("algorithm.kl_ctrl.kl_coef=0.001", "actor_rollout_ref.actor.use_kl_loss=True")
+    assert load("main_ppo", both[0]).reward_kl_coef == 0.001
+    assert load("main_ppo", *both).reward_kl_coef == 0 and load("main_ppo", *both).needs_reference
 
 
 def test_missing_keys_are_listed_together() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 import json
 import math
 from pathlib import Path
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from support.batches import batch_of, random_batch
 
 from agentgym_rl.errors import ConfigError
-from verl.config import LOSS_AGG_MODES, AlgorithmConfig
+from verl.config import ADV_ESTIMATORS, LOSS_AGG_MODES, AlgorithmConfig
 from verl.protocol import DataProto
 from verl.trainer.core_algos import (
     ADVANTAGE_ESTIMATORS,
@@ -21,9 +22,9 @@ from verl.trainer.core_algos import (
     apply_kl_penalty,
     compute_advantages,
     discounted_returns,
+    find_estimator,
     kl_estimate,
     ppo_clip_loss,
-    register_estimator,
     whiten,
 )
 
@@ -144,21 +145,45 @@ def test_large_scores_that_differ_keep_their_signal():
     assert advantages_by_sequence(batch, "grpo") == pytest.approx([-math.sqrt(0.5), math.sqrt(0.5)], abs=1e-5)
 
 
-def test_a_user_can_add_an_estimator_by_name(monkeypatch):
-    monkeypatch.setattr("verl.trainer.core_algos.ADVANTAGE_ESTIMATORS", dict(ADVANTAGE_ESTIMATORS))
+def halves(batch: DataProto, config: AlgorithmConfig) -> Advantages:
+    return Advantages(batch.loss_mask_T * 0.5, batch.loss_mask_T * 0.5)
 
-    def constant(batch: DataProto, config: AlgorithmConfig) -> Advantages:
-        return Advantages(batch.loss_mask_T.float(), batch.loss_mask_T.float())
 
-    register_estimator("constant")(constant)
-    config = AlgorithmConfig()
-    config.adv_estimator = "constant"
-    assert compute_advantages(batch_of([[0, 1]]), config).advantages_T.tolist() == [0, 0, 1]
-    with pytest.raises(ValueError, match="already registered"):
-        register_estimator("grpo")(constant)
-    config.adv_estimator = "constnat"
-    with pytest.raises(ConfigError, match=r"algorithm.adv_estimator='constnat': must be one of constant, grpo"):
-        compute_advantages(batch_of([[1]]), config)
+def one_per_sequence(batch: DataProto, config: AlgorithmConfig) -> Advantages:
+    return Advantages(batch.scores_B, batch.scores_B)
+
+
+@pytest.fixture
+def own_estimators(tmp_path, monkeypatch):
+    """A user's file ``own_estimators.py`` with this file's estimators, in a folder that Python imports from."""
+    source = "\n".join(inspect.getsource(function) for function in (halves, one_per_sequence))
+    imports = "from verl.trainer.core_algos import *\nfrom verl.trainer.core_algos import AlgorithmConfig, DataProto\n"
+    (tmp_path / "own_estimators.py").write_text(imports + source)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def test_a_user_names_an_estimator_of_their_own_by_module_and_function(own_estimators):
+    config = AlgorithmConfig(adv_estimator="own_estimators:halves")
+    assert compute_advantages(batch_of([[0, 1]]), config).advantages_T.tolist() == [0, 0, 0.5]
+    wrong = AlgorithmConfig(adv_estimator="own_estimators:one_per_sequence")
+    with pytest.raises(ValueError, match=r"own_estimators:one_per_sequence gave advantages_T of shape \(1,\) for 3"):
+        compute_advantages(batch_of([[0, 1]]), wrong)
+
+
+@pytest.mark.parametrize("name", ["own_estimators:thirds", "no_such_module:halves", "own_estimators.halves:halves"])
+def test_an_estimator_that_cannot_be_imported_is_a_configuration_error(own_estimators, name):
+    with pytest.raises(ConfigError, match=rf"algorithm\.adv_estimator='{name}': must be one of grpo, .*: "):
+        find_estimator(name)
+
+
+@pytest.mark.parametrize("name", ["gpro", "gae", "own_estimators", ":halves", "own estimators:halves", ""])
+def test_a_name_that_is_neither_known_nor_a_path_is_a_configuration_error(name):
+    with pytest.raises(ConfigError, match=r"must be one of grpo, .*package\.module:function"):
+        AlgorithmConfig(adv_estimator=name)
+
+
+def test_the_names_that_the_config_allows_are_the_estimators_there_are():
+    assert tuple(ADVANTAGE_ESTIMATORS) == ADV_ESTIMATORS
 
 
 # ------------------------------------------------------------------------------------------------------------ KL

@@ -229,6 +229,12 @@ def test_old_log_probs_are_computed_only_where_they_differ_from_the_updates_own(
     assert row["training/rollout_probs_diff_max"] < 1e-4
 
 
+def test_kl_that_is_in_the_loss_is_not_also_taken_from_the_reward(train: Run) -> None:
+    in_loss = ("actor_rollout_ref.actor.use_kl_loss=True", "algorithm.kl_ctrl.kl_coef=0.1")
+    [row] = metrics_of(train("trainer.total_training_steps=1", *in_loss))
+    assert "rollout/kl_mean" not in row and "timing_s/ref" in row
+
+
 def test_a_step_reports_what_it_did(train: Run) -> None:
     [row] = metrics_of(train("trainer.total_training_steps=1"))
     shares = [value for key, value in row.items() if key.startswith("rollout/stop/")]
