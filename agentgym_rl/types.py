@@ -6,15 +6,17 @@ Axes of arrays: ``T`` tokens of one trajectory.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from numbers import Real
 from typing import Any, Protocol
 
 import numpy as np
 
-from agentgym_rl.errors import ConfigError
+from agentgym_rl.errors import ConfigError, EnvProtocolError
 
 
 class Role(StrEnum):
@@ -67,11 +69,21 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """What an environment client returns for one action; ``reward`` is as `EnvClient` documents it for its task."""
+    """What an environment client returns for one action; ``reward`` is as `EnvClient` documents it for its task.
+
+    Raises `EnvProtocolError` for a state that is no text or a reward that is no finite number: one such value would
+    spoil a whole batch.
+    """
 
     state: str
     reward: float
     done: bool
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.state, str):
+            raise EnvProtocolError(f"state={self.state!r} is not a string")
+        if not isinstance(self.reward, Real) or not math.isfinite(self.reward):
+            raise EnvProtocolError(f"reward={self.reward!r} is not a finite number")
 
 
 class FinishReason(StrEnum):
@@ -113,9 +125,7 @@ class Generation:
 class TokenGenerator(Protocol):
     """All that the collector knows of a model: token ids in, token ids and log-probs out."""
 
-    async def generate(
-        self, prompt_ids: Sequence[int], sampling: SamplingParams, *, trajectory_id: str
-    ) -> Generation:
+    async def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams, *, trajectory_id: str) -> Generation:
         """Sample one turn after ``prompt_ids`` (the whole sequence so far).
 
         ``trajectory_id`` names the sequence across its turns, so that an engine can keep its KV cache.

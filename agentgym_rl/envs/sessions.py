@@ -61,7 +61,7 @@ class SessionStore:
     def reserve(self) -> None:
         """Take a place for a session that is being made; raises `AtCapacity`. `add` or `cancel` gives it back."""
         if len(self._sessions) + self._reserved >= self.max_sessions:
-            raise AtCapacity(f"{len(self._sessions)} sessions are alive, the most this server holds")
+            raise AtCapacity(f"{len(self._sessions)} sessions are alive, the most this server holds (--max-sessions)")
         self._reserved += 1
 
     def cancel(self) -> None:

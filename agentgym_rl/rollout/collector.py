@@ -162,7 +162,7 @@ class _Attempt:
     def __init__(self, collection: _Collection, request: RolloutRequest, attempt: int) -> None:
         self._collection, self._request, self._attempt = collection, request, attempt
         self._settings, self._engine = collection.settings, collection.engine
-        self._session: EnvSession = collection.sessions.acquire(fresh=attempt > 1)
+        self._session: EnvSession | None = None
         self._handler: RolloutHandler | None = None
         self._address = ""
         self._started_at = time.monotonic()
@@ -186,12 +186,14 @@ class _Attempt:
         finally:
             self._engine.release(self._id)
             pool = self._collection.sessions
-            (pool.put_back if is_session_sound else pool.discard)(self._session)
+            if self._session is not None:
+                (pool.put_back if is_session_sound else pool.discard)(self._session)
 
     async def _play(self) -> Trajectory:
         try:
-            handler = await self._start()
-            return handler.finish(await self._turns(handler))
+            self._session = await self._collection.sessions.acquire(fresh=self._attempt > 1)
+            handler = await self._start(self._session)
+            return handler.finish(await self._turns(handler, self._session))
         except EnvClientError as error:
             return self._fault(StopReason.ENV_ERROR, type(error.__cause__).__name__, str(error.__cause__))
         except EnvError as error:
@@ -199,11 +201,11 @@ class _Attempt:
         except EngineError as error:
             return self._fault(StopReason.ENGINE_ERROR, type(error).__name__, str(error))
 
-    async def _start(self) -> RolloutHandler:
-        """Open the session, reset it to the item, and begin the record with the opening prompt."""
-        client = await self._session.opened()
+    async def _start(self, session: EnvSession) -> RolloutHandler:
+        """Reset the session to the item, and begin the record with the opening prompt."""
+        client = session.client
         self._address = str(getattr(client, "env_server_base", ""))
-        observation = await self._session.call(lambda client: _reset(client, self._request.item.index))
+        observation = await session.call(lambda client: _reset(client, self._request.item.index))
         self._collection.worked.add(StopReason.ENV_ERROR)
         opening = conversation_start(client, self._settings.strategy)
         self._handler = RolloutHandler(
@@ -218,10 +220,10 @@ class _Attempt:
         )
         return self._handler
 
-    async def _turns(self, handler: RolloutHandler) -> StopReason:
+    async def _turns(self, handler: RolloutHandler, session: EnvSession) -> StopReason:
         while handler.turn_budget() > 0:
             text = await self._generate(handler)
-            output = await self._step(handler, text)
+            output = await self._step(handler, session, text)
             if output.done:
                 return StopReason.DONE
             if len(handler.turns) >= self._settings.max_rounds:
@@ -243,9 +245,9 @@ class _Attempt:
         self._collection.worked.add(StopReason.ENGINE_ERROR)
         return text
 
-    async def _step(self, handler: RolloutHandler, text: str) -> StepOutput:
+    async def _step(self, handler: RolloutHandler, session: EnvSession, text: str) -> StepOutput:
         start = time.monotonic()
-        output = await self._session.call(lambda client: client.step(text))
+        output = await session.call(lambda client: _step(client, text))
         handler.append_step(output, time.monotonic() - start)
         return output
 
@@ -271,7 +273,17 @@ class _Attempt:
 
 def _reset(client: EnvClient, index: int) -> str:
     client.reset(index)
-    return client.observe()
+    return _encodable(client.observe())
+
+
+def _step(client: EnvClient, text: str) -> StepOutput:
+    output = client.step(text)
+    return replace(output, state=_encodable(output.state))
+
+
+def _encodable(observation: str) -> str:
+    """Half a surrogate pair, which JSON can carry, replaced: no tokenizer takes it and no UTF-8 file holds it."""
+    return observation.encode(errors="surrogatepass").decode(errors="replace")
 
 
 def _turn_seed(seed: int | None, turn: int) -> int | None:

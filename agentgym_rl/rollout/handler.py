@@ -229,10 +229,10 @@ class RolloutHandler:
         pending = self._take_pending()
         earned = float(output.reward) - (self.score if self._rewards.is_cumulative else 0.0)
         self.score = float(output.reward) if self._rewards.is_cumulative else self.score + earned
-        self.done = output.done
+        self.done = bool(output.done)
         if pending.last_sampled is not None and earned:
             self._reward_marks.append((pending.last_sampled, earned))
-        self.turns.append(_turn(pending, output.state, earned, output.done, env_s))
+        self.turns.append(_turn(pending, output.state, earned, self.done, env_s))
 
     def append_observation(self, text: str) -> bool:
         """Append an observation and the next generation prompt; False, and no change, when they do not fit."""

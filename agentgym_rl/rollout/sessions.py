@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
@@ -44,11 +45,16 @@ class EnvSession:
         """True while a call is running or waiting."""
         return not self._latest.done()
 
-    async def opened(self) -> EnvClient:
-        """The client, once it exists; raises what `call` raises."""
-        await self._answer(self._latest)
-        assert self._client is not None
+    @property
+    def client(self) -> EnvClient:
+        """The client of a session that is open; raises ValueError while it is not."""
+        if self._client is None:
+            raise ValueError("this session is not open")
         return self._client
+
+    async def opened(self) -> None:
+        """Return once the client exists; raises what `call` raises."""
+        await self._answer(self._latest)
 
     async def call(self, function: Callable[[EnvClient], _T]) -> _T:
         """Run ``function`` on the client in the session's thread.
@@ -56,9 +62,7 @@ class EnvSession:
         Raises the client's `EnvError` or other error of this project as it is, and `EnvClientError` for anything else.
         When the caller is cancelled, the call may still run, but its late answer reaches nobody.
         """
-        client = self._client
-        if client is None:
-            raise ValueError("this session is not open")
+        client = self.client
         self._latest = self._submit(lambda: function(client))
         result: _T = await self._answer(self._latest)
         return result
@@ -101,6 +105,8 @@ def _run(function: Callable[[], Any], future: Future[Any]) -> None:
         return
     try:
         result = function()
+    except StopIteration as error:  # the one exception that no coroutine can be given
+        future.set_exception(RuntimeError(f"StopIteration: {error}"))
     except BaseException as error:  # noqa: BLE001 - carried to whoever waits for the call, not handled here
         future.set_exception(error)
     else:
@@ -108,25 +114,46 @@ def _run(function: Callable[[], Any], future: Future[Any]) -> None:
 
 
 class SessionPool:
-    """Sessions of one rollout: idle ones are handed out again, faulty ones are closed, all are closed in the end."""
+    """Sessions of one rollout: sound ones are handed on, faulty ones are closed, all are closed in the end.
+
+    On a full server a new session waits for a place, and the places may be held by sessions of this very pool. So who
+    waits is served, in turn, by whatever comes first: a session that is put back or one that has opened.
+    """
 
     def __init__(self, make_client: Callable[[], EnvClient]) -> None:
         self._make_client = make_client
         self._idle: list[EnvSession] = []
+        self._waiting: deque[asyncio.Future[EnvSession]] = deque()
+        self._opening: dict[EnvSession, asyncio.Task[None]] = {}
+        """Sessions being opened, the oldest first, and who sees to them; never fewer than are waited for."""
+        self._fresh_waiting = 0
         self._closing: list[Future[None]] = []
 
-    def acquire(self, *, fresh: bool = False) -> EnvSession:
-        """An idle session, or a new one that is still opening; with ``fresh`` always a new one."""
-        if not self._idle:
-            return EnvSession(self._make_client)
+    async def acquire(self, *, fresh: bool = False) -> EnvSession:
+        """An open session, with ``fresh`` always a new one; raises what `EnvSession.opened` raises."""
         if fresh:
-            self.discard(self._idle.pop())  # keeps the number of sessions within the number of live trajectories
-            return EnvSession(self._make_client)
-        return self._idle.pop()
+            return await self._open_fresh()
+        if self._idle:
+            return self._idle.pop()
+        waiting: asyncio.Future[EnvSession] = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiting)
+        if len(self._opening) < len(self._waiting):
+            session = EnvSession(self._make_client)
+            self._opening[session] = asyncio.create_task(self._hand_on_once_open(session))
+        try:
+            return await waiting
+        except asyncio.CancelledError:
+            self._give_up(waiting)
+            raise
 
     def put_back(self, session: EnvSession) -> None:
-        """Keep a session whose episode ended in order, for `acquire`."""
-        self._idle.append(session)
+        """Hand on a session whose episode ended in order, or keep it for `acquire`."""
+        if self._fresh_waiting:
+            self.discard(session)  # a fresh one may be waiting for just this place
+        elif (waiting := self._next_waiting()) is not None:
+            waiting.set_result(session)
+        else:
+            self._idle.append(session)
 
     def discard(self, session: EnvSession) -> None:
         """Close a session that must not be used again; one that hangs in a call closes when that returns."""
@@ -137,6 +164,8 @@ class SessionPool:
 
     async def close(self) -> None:
         """Close every session and wait for it, except for those that hang in a call."""
+        while self._opening:
+            self._abandon_oldest_opening()
         while self._idle:
             self.discard(self._idle.pop())
         if not self._closing:
@@ -149,3 +178,52 @@ class SessionPool:
         for future in late:
             future.cancel()  # stops waiting; the thread goes on
         self._closing.clear()
+
+    async def _hand_on_once_open(self, session: EnvSession) -> None:
+        try:
+            await session.opened()
+        except AgentGymError as error:
+            del self._opening[session]
+            self.discard(session)
+            if len(self._opening) < len(self._waiting) and (waiting := self._next_waiting()) is not None:
+                waiting.set_exception(error)
+        else:
+            del self._opening[session]
+            self.put_back(session)
+
+    async def _open_fresh(self) -> EnvSession:
+        if self._idle:
+            self.discard(self._idle.pop())  # keeps the number of sessions within the number of live trajectories
+        session = EnvSession(self._make_client)
+        self._fresh_waiting += 1
+        try:
+            await session.opened()
+        except (AgentGymError, asyncio.CancelledError):
+            self.discard(session)
+            raise
+        finally:
+            self._fresh_waiting -= 1
+        return session
+
+    def _next_waiting(self) -> asyncio.Future[EnvSession] | None:
+        """Who waits longest, taken off the queue; those that have been cancelled are passed over."""
+        while self._waiting:
+            waiting = self._waiting.popleft()
+            if not waiting.done():
+                return waiting
+        return None
+
+    def _give_up(self, waiting: asyncio.Future[EnvSession]) -> None:
+        """Undo a wait that was cancelled: nobody else shall depend on a session that hangs while it opens."""
+        if waiting in self._waiting:
+            self._waiting.remove(waiting)
+        if not waiting.cancelled():  # served in the very moment
+            if waiting.exception() is None:
+                self.put_back(waiting.result())
+        elif len(self._opening) > len(self._waiting):
+            self._abandon_oldest_opening()
+
+    def _abandon_oldest_opening(self) -> None:
+        session = next(iter(self._opening))
+        self._opening.pop(session).cancel()
+        self.discard(session)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import math
 import threading
 import time
 from collections import Counter
 
+import numpy as np
 import pytest
 from support.rollouts import (
     BrokenEngine,
@@ -23,6 +26,7 @@ from support.tokenizers import make_tokenizer
 from agentgym_rl.agent.chat import ChatTemplate
 from agentgym_rl.errors import ConfigError, EnvServerError, EnvTimeout, TooManyFailures
 from agentgym_rl.rollout.collector import check_failures, collect, count_errors
+from agentgym_rl.rollout.log import TrajectoryLog, read_trajectories, to_row
 from agentgym_rl.rollout.statistics import rollout_metrics, stop_reason_shares
 from agentgym_rl.types import SamplingParams, StepOutput, StopReason
 
@@ -145,6 +149,43 @@ def test_whatever_a_users_client_raises_fails_only_its_trajectory(chat):
     assert not sound.masked
     assert broken.stop_reason == StopReason.ENV_ERROR
     assert broken.error == "KeyError: toy_1 turn 1 at http://toy: 'observation'"
+
+
+def test_a_users_client_that_lets_a_stop_iteration_out_is_not_waited_for(chat):
+    def script(item, step, text):
+        return next(iter(())) if item == 1 and step else ends_after(1)(item, step, text)
+
+    sound, broken = roll_out(make_requests([0, 1]), chat, script, timeout_s=20)
+    assert not sound.masked
+    assert broken.error.startswith("RuntimeError: toy_1 turn 1 at http://toy: StopIteration")
+
+
+@pytest.mark.parametrize(("state", "reward"), [("seen", math.nan), ("seen", math.inf), ("seen", "1"), (None, 1.0)])
+def test_an_outcome_that_would_spoil_a_batch_fails_only_its_trajectory(chat, state, reward):
+    def script(item, step, text):
+        return StepOutput(state, reward, True) if item == 1 and step else ends_after(1)(item, step, text)
+
+    sound, broken = roll_out(make_requests([0, 1]), chat, script)
+    assert sound.score == 1.0
+    assert broken.masked
+    assert broken.error.startswith("EnvProtocolError: toy_1 turn 1")
+
+
+def test_numbers_of_numpy_are_rewards_as_well_and_can_be_logged(chat):
+    trajectories = roll_out(
+        make_requests([0]), chat, lambda item, step, text: StepOutput("seen", np.float32(1), np.bool_(step > 0))
+    )
+    assert json.loads(json.dumps(to_row(trajectories[0])))["reward"] == 1.0
+
+
+@pytest.mark.parametrize("text", ["half \ud83d pair", "\udcff", "\x00", "\N{PILE OF POO}"])
+def test_any_text_of_an_environment_is_observed_and_logged(chat, text, tmp_path):
+    trajectories = roll_out(make_requests([0]), chat, lambda item, step, _: StepOutput(text, 0.0, step == 2))
+    with TrajectoryLog(tmp_path / "0.jsonl") as log:
+        log.write(trajectories[0])
+    (read,) = read_trajectories(tmp_path).trajectories
+    assert read.messages == trajectories[0].messages
+    assert read.messages[2].content == text.encode(errors="surrogatepass").decode(errors="replace")
 
 
 def test_a_fault_is_tried_again_once_on_a_fresh_session(chat):

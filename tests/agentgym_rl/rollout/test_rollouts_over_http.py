@@ -6,15 +6,18 @@ import asyncio
 import socket
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import requests
 from support.environments import Script, ScriptedClient, scripted_spec
 from support.rollouts import ScriptedEngine, make_settings
-from support.servers import serve
+from support.servers import serve, serve_process
 from support.tokenizers import make_tokenizer
 
 from agentgym_rl.agent.chat import ChatTemplate
 from agentgym_rl.envs.server import build_app
+from agentgym_rl.envs.textcraft import TextCraftClient
 from agentgym_rl.errors import TooManyFailures
 from agentgym_rl.rollout.collector import RolloutRequest, check_failures, collect
 from agentgym_rl.rollout.statistics import rollout_metrics
@@ -29,9 +32,8 @@ def chat() -> ChatTemplate:
 
 
 def roll_out(url, chat, items, *, client=ScriptedClient, request_timeout_s=20.0, max_retries=2, **settings):
-    requests = [RolloutRequest(Item("scripted", item), f"scripted_{item}") for item in items]
     rollout = collect(
-        requests,
+        [RolloutRequest(Item("scripted", item), f"scripted_{item}") for item in items],
         ScriptedEngine(chat, lambda turn: f"Action: go {turn}"),
         make_client=lambda: client(url, timeout=request_timeout_s, max_retries=max_retries),
         chat=chat,
@@ -132,3 +134,46 @@ def test_every_step_of_every_trajectory_runs_exactly_once(chat):
         roll_out(url, chat, range(10), max_concurrency=4)
     assert Counter(script.executed) == {(item, step, f"go {step - 1}"): 1 for item in range(10) for step in (1, 2, 3)}
     assert script.open == 0
+
+
+@pytest.mark.parametrize("num_items", [16, 40])
+def test_more_trajectories_than_places_on_the_server_all_finish_on_handed_on_sessions(chat, num_items):
+    script = Script(turns=3, latency_s=lambda item, step: 0.02)
+    with serve(build_app(scripted_spec(script), max_sessions=4)) as url:
+        started = time.monotonic()
+        trajectories = roll_out(url, chat, range(num_items), max_concurrency=16)
+    assert {(t.stop_reason, t.attempt) for t in trajectories} == {(StopReason.DONE, 1)}
+    assert time.monotonic() - started < 15  # nobody waits until a client gives up (20 s)
+    assert script.open == 0
+
+
+def test_a_server_killed_in_the_middle_and_started_again_costs_an_attempt_and_runs_nothing_twice(chat):
+    def answer(turn):
+        return "Action: inventory" if turn == 5 else "Action: get 1 coal"
+
+    def play(url):
+        rollout = collect(
+            [RolloutRequest(Item("textcraft", item), f"textcraft_{item}") for item in range(24)],
+            ScriptedEngine(chat, answer, delay_s=0.05),
+            make_client=lambda: TextCraftClient(url, timeout=20),
+            chat=chat,
+            settings=make_settings(max_rounds=6, max_concurrency=8),
+        )
+        return asyncio.run(rollout)
+
+    with serve_process("textcraft") as first, ThreadPoolExecutor(1) as thread:
+        rollout = thread.submit(play, first.url)
+        while steps_served(first.url) < 12:
+            time.sleep(0.01)
+        first.kill()
+        with serve_process("textcraft", port=int(first.url.rsplit(":", 1)[1])) as second:
+            trajectories = rollout.result(60)
+            assert requests.get(f"{second.url}/health", timeout=10).json()["sessions"] == 0
+    assert {t.stop_reason for t in trajectories} == {StopReason.MAX_ROUNDS}
+    assert {t.attempt for t in trajectories} == {1, 2}
+    assert {t.turns[-1].observation for t in trajectories} == {"Inventory: [coal] (5)"}
+
+
+def steps_served(url):
+    lines = requests.get(f"{url}/metrics", timeout=10).text.splitlines()
+    return sum(int(line.rpartition(" ")[2]) for line in lines if 'path="/step"' in line)
