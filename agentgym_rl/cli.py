@@ -47,7 +47,11 @@ def _serve(options: argparse.Namespace) -> None:
     from agentgym_rl.envs.registry import get_spec
     from agentgym_rl.envs.server import build_app
     from agentgym_rl.envs.serving import Server, bind, url_of
+    from agentgym_rl.install import find_foreign_verl
 
+    # A server needs no `verl`, so this is no error here; who trains in this installation will need to know.
+    if (foreign := find_foreign_verl()) is not None:
+        print(f"agentgym-rl: warning: {foreign}", file=sys.stderr)
     spec = get_spec(options.task)
     app = build_app(spec, max_sessions=options.max_sessions, session_ttl_s=options.session_ttl)
     listener = bind(options.host, spec.default_port if options.port is None else options.port)

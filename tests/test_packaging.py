@@ -23,8 +23,7 @@ RIM = {
     "hydra": ("verl/agent_trainer/",),
     "ray": ("verl/single_controller/ray.py",),
     "vllm": ("verl/workers/rollout/vllm_engine.py",),
-    "fastapi": ("agentgym_rl/envs/server.py", "agentgym_rl/viewer/"),
-    "starlette": ("agentgym_rl/envs/server.py", "agentgym_rl/viewer/"),
+    "uvicorn": ("agentgym_rl/envs/serving.py",),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import itertools
 import json
 import time
@@ -15,7 +16,7 @@ import requests
 from requests.adapters import HTTPAdapter
 from urllib3 import HTTPConnectionPool
 from urllib3.connection import HTTPConnection
-from urllib3.exceptions import MaxRetryError, NewConnectionError
+from urllib3.exceptions import MaxRetryError, NewConnectionError, ReadTimeoutError
 
 from agentgym_rl.errors import EnvProtocolError, EnvServerError, EnvTimeout, EnvUnreachable
 
@@ -96,7 +97,9 @@ class Connection:
                 raise EnvUnreachable(f"{what}: no connection within {timeout_s:g} s") from error
             except requests.Timeout as error:
                 raise EnvTimeout(f"{what}: no answer within {timeout_s:g} s") from error
-            except requests.ConnectionError as error:
+            except (requests.ConnectionError, requests.exceptions.ChunkedEncodingError) as error:
+                if _stalled(error):
+                    raise EnvTimeout(f"{what}: no whole answer within {timeout_s:g} s") from error
                 wait_s = min(_FIRST_BACKOFF_S * 2**broken, _MAX_BACKOFF_S)
                 broken += 1
                 may_repeat = (self._repeatable or _never_sent(error)) and broken <= max_retries
@@ -157,18 +160,31 @@ class _Adapter(HTTPAdapter):
 def _session_for(base_url: str) -> requests.Session:
     """A session of one connection, without proxies where the server is on this machine."""
     session, address = requests.Session(), urlsplit(base_url)
-    session.trust_env = address.hostname not in ("127.0.0.1", "localhost", "::1")
+    session.trust_env = not _is_this_machine(address.hostname or "")
     session.mount(f"{address.scheme}://", _Adapter(pool_connections=1, pool_maxsize=1))
     return session
 
 
-def _never_sent(error: requests.ConnectionError) -> bool:
+def _is_this_machine(host: str) -> bool:
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+    return address.is_loopback or address.is_unspecified
+
+
+def _stalled(error: requests.RequestException) -> bool:
+    """True when the answer began but did not end in time."""
+    return bool(error.args) and isinstance(error.args[0], ReadTimeoutError)
+
+
+def _never_sent(error: requests.RequestException) -> bool:
     """True when no connection was made at all, so that the server cannot have seen the call."""
     inner = error.args[0] if error.args else None
     return isinstance(inner, MaxRetryError) and isinstance(inner.reason, NewConnectionError)
 
 
-def _cause(error: requests.ConnectionError) -> str:
+def _cause(error: requests.RequestException) -> str:
     return "connection refused" if _never_sent(error) else f"the connection broke ({error})"
 
 
@@ -177,7 +193,7 @@ def _retry_after_s(response: requests.Response) -> float | None:
     if response.status_code != 503:
         return None
     value = response.headers.get("Retry-After", "")
-    return float(value) if value.isascii() and value.isdigit() else None
+    return max(float(value), _FIRST_BACKOFF_S) if value.isascii() and value.isdigit() else None
 
 
 def _reply(what: str, response: requests.Response) -> Reply:

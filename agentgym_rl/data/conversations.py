@@ -100,9 +100,11 @@ def _rows(path: Path) -> Iterator[tuple[Any, str]]:
     if path.suffix not in (".json", ".jsonl"):
         raise ConfigError(f"{path}: conversation files end in .json or .jsonl")
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8: {error}") from error
     if path.suffix == ".jsonl":
         for number, line in enumerate(text.split("\n"), 1):
             if line.strip():

@@ -80,17 +80,23 @@ def _rows(path: Path) -> list[Any]:
     if path.suffix not in _SUFFIXES:
         raise ConfigError(f"item list {path}: must end in {', '.join(_SUFFIXES)}")
     try:
-        text = path.read_text(encoding="utf-8")
-        rows = _json_lines(text) if path.suffix == ".jsonl" else json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"item list {path}: not valid {path.suffix[1:].upper()}: {error}") from None
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"item list {path}: not UTF-8: {error}") from None
+    if path.suffix == ".jsonl":
+        lines = enumerate(text.split("\n"), start=1)
+        return [_decoded(line, f"{path} line {number}") for number, line in lines if line.strip()]
+    rows = _decoded(text, str(path))
     if not isinstance(rows, list):
         raise ConfigError(f"item list {path}: must be a JSON list of rows, is {type(rows).__name__}")
     return rows
 
 
-def _json_lines(text: str) -> list[Any]:
-    return [json.loads(line) for line in text.split("\n") if line.strip()]
+def _decoded(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"item list {where}: not valid JSON: {error}") from None
 
 
 def _parquet_rows(path: Path) -> list[Any]:

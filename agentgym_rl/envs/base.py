@@ -31,8 +31,10 @@ class StepResult:
 
 
 class Environment(ABC):
-    """One episode at a time, started by `reset`; used by one thread at a time.
+    """One episode at a time, started by `reset`; used by one thread at a time, but not always by the same one.
 
+    The server resets a new environment to item 0 before anybody asks, because ``/create`` answers with an observation;
+    later it is reset to one item after another, also in the middle of an episode or after a fault.
     Anything but `InvalidCall` that a method raises is a fault of the environment: the server answers HTTP 500.
     """
 

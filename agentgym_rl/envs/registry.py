@@ -1,7 +1,13 @@
 """Task name -> environment, its client and what the rest of the system must know of it.
 
 An environment of another package is found through the entry-point group ``agentgym_rl.envs``: the name is the task, the
-object an `EnvSpec`.
+object an `EnvSpec`. In that package's ``pyproject.toml``::
+
+    [project.entry-points."agentgym_rl.envs"]
+    myworld = "myworld:SPEC"
+
+Its environment is an `Environment`, its client an `EnvClient` that names task, description and an example action; then
+``agentgym-rl serve myworld`` serves it, and ``agentgym.task_name=myworld`` trains on it.
 """
 
 from __future__ import annotations
@@ -29,7 +35,7 @@ class EnvSpec:
     title: str
     """The name for human readers."""
     environment: Callable[[], Environment]
-    """Makes the environment of one session."""
+    """Makes the environment of one session; called from several threads at once unless `runs_inline`."""
     client: type[EnvClient]
     num_items: int
     """Task instances: ``data_idx`` 0 .. num_items - 1."""
@@ -37,11 +43,22 @@ class EnvSpec:
     data_version: Callable[[], str]
     """Package and version of the data; raises `ConfigError` when it is not installed."""
     runs_inline: bool = False
-    """True when every call takes microseconds, so that the server needs no threads for it."""
+    """True when every call takes microseconds, so that the server needs no threads for it. A slow call would hold up
+    every session of the server."""
     queries: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
-    """Further ``GET /<name>?id=`` calls, each a question to the session's environment."""
+    """Further ``GET /<name>?id=`` calls, each a question to the session's environment that has a JSON answer."""
     expert: Callable[[Any], list[str]] | None = None
     """Actions that reach the goal of a freshly reset environment; None where nobody can say."""
+
+    def __post_init__(self) -> None:
+        """Raise `ConfigError` for what would otherwise fail in the middle of a run."""
+        missing = [name for name in ("task", "task_description", "example_action") if not hasattr(self.client, name)]
+        if missing:
+            raise ConfigError(f"environment {self.name!r}: {self.client.__name__} lacks {', '.join(missing)}")
+        if self.client.task != self.name:
+            raise ConfigError(f"environment {self.name!r}: {self.client.__name__}.task is {self.client.task!r}")
+        if self.num_items < 1:
+            raise ConfigError(f"environment {self.name!r}: num_items={self.num_items}, must be at least 1")
 
     @property
     def max_score(self) -> float:
@@ -74,6 +91,8 @@ def get_spec(task_name: str) -> EnvSpec:
     spec = point.load()
     if not isinstance(spec, EnvSpec):
         raise ConfigError(f"entry point {point.value!r} of environment {task_name!r} is {spec!r}, must be an EnvSpec")
+    if spec.name != task_name:
+        raise ConfigError(f"entry point {point.value!r} of environment {task_name!r} is the EnvSpec of {spec.name!r}")
     return spec
 
 

@@ -334,7 +334,7 @@ class EnvApp:
         """Close environments that are out of the store already, each once its running call is over."""
         for session in sessions:
             async with session.lock:
-                with contextlib.suppress(EnvironmentFault):  # logged; the session is gone either way
+                with contextlib.suppress(EnvironmentFault, InvalidCall):  # the session is gone either way
                     await self._run(f"close of session {session.handle}", session.environment.close)
             self._metrics.closed += 1
 
@@ -414,14 +414,16 @@ def _step_fields(result: StepResult) -> dict[str, Any]:
 
 
 async def _read_body(receive: Any) -> bytes:
-    message = await receive()
-    body: bytes = message.get("body", b"")
-    while message.get("more_body"):
+    body = b""
+    while True:
         message = await receive()
+        if message["type"] == "http.disconnect":
+            raise MalformedRequest("the client went away before the body's end")
         body += message.get("body", b"")
         if len(body) > MAX_BODY_BYTES:
             raise MalformedRequest(f"the body is longer than {MAX_BODY_BYTES} bytes")
-    return body
+        if not message.get("more_body"):
+            return body
 
 
 def _parse_body(body: bytes) -> Mapping[str, Any]:

@@ -122,9 +122,9 @@ def from_row(row: Any, where: str) -> Trajectory:
         raise ConfigError(f"{where}: no trajectory of format {FORMAT_VERSION} (format={str(seen)[:40]!r})")
     try:
         return _from_row(row, where)
-    except (KeyError, TypeError, ValueError) as error:
-        if isinstance(error, ConfigError):
-            raise
+    except ConfigError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise ConfigError(f"{where}: {type(error).__name__}: {error}") from error
 
 

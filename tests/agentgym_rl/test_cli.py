@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -69,3 +70,25 @@ def test_an_impossible_option_is_refused(option: list[str], capsys: pytest.Captu
     with pytest.raises(SystemExit):
         main(["serve", "textcraft", *option])
     assert option[0] in capsys.readouterr().err
+
+
+def test_serving_warns_of_a_foreign_verl_and_goes_on(tmp_path: Path) -> None:
+    metadata = tmp_path / "verl-0.7.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: verl\nVersion: 0.7.0\n")
+    command = [sys.executable, "-m", "agentgym_rl.cli", "serve", "textcraft", "--port", "0"]
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+    )
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline().startswith("listening on http://127.0.0.1:")
+    finally:
+        process.terminate()
+        _, errors = process.communicate()
+    assert errors.startswith("agentgym-rl: warning: The distribution 'verl' 0.7.0 is installed in")
+    assert "pip uninstall -y verl" in errors

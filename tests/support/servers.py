@@ -23,9 +23,9 @@ _START_S = 60.0
 
 
 @contextmanager
-def serve(app: Any, *, port: int = 0) -> Iterator[str]:
+def serve(app: Any, *, host: str = "127.0.0.1", port: int = 0) -> Iterator[str]:
     """The URL of ``app``, which runs in a thread of this process until the block ends."""
-    listener = bind("127.0.0.1", port)
+    listener = bind(host, port)
     ready = threading.Event()
     server = Server(app, on_ready=ready.set)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="test-server", daemon=True)

@@ -32,7 +32,10 @@ def url() -> Iterator[str]:
 
 @contextmanager
 def raw_server(answer: Callable[[str, dict[str, Any], dict[str, str]], bytes | None]) -> Iterator[str]:
-    """A bare socket server: ``answer(path, body, headers)`` gives the bytes to send, None breaks the connection."""
+    """A bare socket server: ``answer(path, body, headers)`` gives the bytes to send, None breaks the connection.
+
+    An answer with ``Connection: close`` is the last one on its connection.
+    """
 
     def talk(connection: socket.socket) -> None:
         with connection, connection.makefile("rb") as stream:
@@ -46,6 +49,8 @@ def raw_server(answer: Callable[[str, dict[str, Any], dict[str, str]], bytes | N
                 if sent is None:
                     return
                 connection.sendall(sent)
+                if b"Connection: close" in sent:
+                    return
 
     def accept() -> None:
         while True:
@@ -269,6 +274,63 @@ def test_after_a_broken_connection_a_server_that_knows_request_ids_is_asked_agai
         assert client.step("Action: inventory").state == "did inventory"
     assert len(step_ids) == 2
     assert step_ids[0] == step_ids[1]
+
+
+def torn(whole: bytes, **headers: str) -> bytes:
+    """An answer of which the last byte is missing."""
+    lines = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
+    return whole.replace(b"\r\n", f"\r\n{lines}".encode(), 1)[:-1]
+
+
+def test_an_answer_that_breaks_off_is_asked_for_again_under_the_same_id() -> None:
+    step_ids: list[str] = []
+
+    def answer(path: str, body: dict[str, Any], headers: dict[str, str]) -> bytes | None:
+        whole = published_textcraft(path, body, headers)
+        assert whole is not None
+        if path != "/step":
+            return whole.replace(b"\r\n", f"\r\nX-Request-Id: {headers['x-request-id']}\r\n".encode(), 1)
+        step_ids.append(headers["x-request-id"])
+        return torn(whole, Connection="close") if len(step_ids) == 1 else whole
+
+    with raw_server(answer) as url, TextCraftClient(url) as client:
+        assert client.step("Action: inventory").state == "did inventory"
+    assert len(step_ids) == 2
+    assert step_ids[0] == step_ids[1]
+
+
+def test_an_answer_that_begins_and_never_ends_is_a_timeout() -> None:
+    def answer(path: str, body: dict[str, Any], headers: dict[str, str]) -> bytes | None:
+        whole = published_textcraft(path, body, headers)
+        return torn(whole) if path == "/step" and whole is not None else whole
+
+    late = pytest.raises(EnvTimeout, match=r"/step: no whole answer within 0.5 s")
+    with raw_server(answer) as url, TextCraftClient(url, timeout=0.5) as client, late:
+        client.step("Action: inventory")
+
+
+def test_a_server_that_says_come_back_at_once_is_not_flooded() -> None:
+    calls: list[str] = []
+
+    def answer(path: str, body: dict[str, Any], headers: dict[str, str]) -> bytes | None:
+        calls.append(path)
+        return http({"detail": "full"}, 503, Retry_After="0")
+
+    with raw_server(answer) as url, pytest.raises(EnvServerError, match=r"HTTP 503 for 0.5 s"):
+        TextCraftClient(url, timeout=0.5)
+    assert len(calls) <= 10
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "localhost", "0.0.0.0"])
+def test_a_proxy_of_the_environment_is_not_asked_for_this_machine(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, f"http://127.0.0.1:{free_port()}")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with serve(build_app(scripted_spec()), host="0.0.0.0") as url:
+        client = ScriptedClient(f"http://{host}:{url.rpartition(':')[2]}", max_retries=0)
+        assert client.reset(1) == "item 1 step 0"
+        client.close()
 
 
 def test_after_a_broken_connection_any_other_server_is_not_asked_again() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 
 import pytest
@@ -79,6 +80,16 @@ def test_files_that_are_missing_empty_or_broken_are_errors(tmp_path):
     (tmp_path / "broken.jsonl").write_text(json.dumps(CONVERSATION.to_row()) + "\n{")
     with pytest.raises(ConfigError, match="line 2 is not JSON"):
         read_conversations(tmp_path / "broken.jsonl")
+    (tmp_path / "latin.json").write_bytes(b'["\xe9"]')
+    with pytest.raises(ConfigError, match=r"latin\.json is not UTF-8"):
+        read_conversations(tmp_path / "latin.json")
     (tmp_path / "object.json").write_text("{}")
     with pytest.raises(ConfigError, match="expected a list of rows"):
         read_conversations(tmp_path / "object.json")
+
+
+@pytest.mark.parametrize("name", ["data.json", "data.jsonl"])
+def test_a_byte_order_mark_is_no_part_of_the_file(tmp_path, name):
+    write_conversations(tmp_path / name, [CONVERSATION])
+    (tmp_path / name).write_bytes(codecs.BOM_UTF8 + (tmp_path / name).read_bytes())
+    assert read_conversations(tmp_path / name) == [CONVERSATION]

@@ -65,7 +65,9 @@ def test_a_folder_of_categories_alone_will_do(tmp_path: Path) -> None:
         ("items.json", "[]", "holds no items"),
         ("items.json", "{}", "must be a JSON list of rows, is dict"),
         ("items.json", "[1", "not valid JSON"),
-        ("items.jsonl", "1\n{", "not valid JSONL"),
+        ("items.jsonl", "1\n\n{", r"items.jsonl line 3: not valid JSON"),
+        ("items.json", b"[\xff]", "items.json: not UTF-8"),
+        ("items.jsonl", b"\xff", "items.jsonl: not UTF-8"),
         ("items.parquet", "x", "not valid parquet"),
         ("items.json", '[{"id": 1}]', "row 1: has no item_id, only id"),
         ("items.json", '["babyai_1"]', "row 1: item_id 'babyai_1' belongs to task 'babyai'"),
@@ -73,11 +75,19 @@ def test_a_folder_of_categories_alone_will_do(tmp_path: Path) -> None:
         ("items.csv", "1", r"must end in \.json, \.jsonl, \.parquet"),
     ],
 )
-def test_what_cannot_be_read_is_one_line_that_says_where(tmp_path: Path, name: str, text: str, problem: str) -> None:
-    (tmp_path / name).write_text(text)
+def test_what_cannot_be_read_is_one_line_that_says_where(
+    tmp_path: Path, name: str, text: str | bytes, problem: str
+) -> None:
+    (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(ConfigError, match=problem) as caught:
         load_items(tmp_path / name, "textcraft")
     assert "\n" not in str(caught.value)
+
+
+def test_a_byte_order_mark_is_no_part_of_the_list(tmp_path: Path) -> None:
+    for name, text in (("items.json", "[3, 1]"), ("items.jsonl", "3\r\n1\r\n")):
+        (tmp_path / name).write_text(text, encoding="utf-8-sig", newline="")
+        assert [item.index for item in load_items(tmp_path / name, "textcraft")] == [3, 1]
 
 
 def test_a_path_that_does_not_exist_and_an_empty_folder_are_errors(tmp_path: Path) -> None:

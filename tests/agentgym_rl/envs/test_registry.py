@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.environments import scripted_spec
 
+from agentgym_rl.client.base import EnvClient
 from agentgym_rl.envs import registry
 from agentgym_rl.envs.registry import get_spec, known_tasks, register
 from agentgym_rl.envs.textcraft import SPEC, TextCraftClient
@@ -37,23 +40,65 @@ def test_an_environment_can_be_registered_in_this_process(monkeypatch: pytest.Mo
     assert "scripted" in known_tasks()
 
 
+# All that a third party writes, in the order in which `registry` describes it.
+OWN_ENVIRONMENT = """
+from agentgym_rl.client.base import EnvClient
+from agentgym_rl.envs.base import Environment, ResetResult, StepResult
+from agentgym_rl.envs.registry import EnvSpec
+
+class MyWorld(Environment):
+    def reset(self, data_idx):
+        self.seen = f"say {data_idx}"
+        return ResetResult(self.seen)
+    def step(self, action):
+        self.seen = "you said " + action
+        return StepResult(self.seen, float(action in self.seen), True)
+    def observation(self):
+        return self.seen
+
+class MyWorldClient(EnvClient):
+    task = "myworld"
+    task_description = "Say the number."
+    example_action = "7"
+
+SPEC = EnvSpec("myworld", "My World", MyWorld, MyWorldClient, num_items=10, default_port=0, data_version=lambda: "1")
+"""
+
+
 def test_a_package_of_its_own_is_found_and_served_without_torch_or_ray(tmp_path: Path) -> None:
     """What a third party ships: a module and an entry point."""
-    (tmp_path / "thirdparty.py").write_text("from agentgym_rl.envs.textcraft import SPEC\n")
+    (tmp_path / "thirdparty.py").write_text(OWN_ENVIRONMENT)
     info = tmp_path / "thirdparty-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: thirdparty\nVersion: 1\n")
-    (info / "entry_points.txt").write_text("[agentgym_rl.envs]\nmyworld = thirdparty:SPEC\nbroken = os:sep\n")
+    (info / "entry_points.txt").write_text(
+        "[agentgym_rl.envs]\nmyworld = thirdparty:SPEC\nbroken = os:sep\nother = thirdparty:SPEC\n"
+    )
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "from agentgym_rl.envs.registry import get_spec\n"
         "from agentgym_rl.envs.server import build_app\n"
         "build_app(get_spec('myworld'))\n"
         "print(sorted({'torch', 'ray', 'transformers', 'gymnasium'} & set(sys.modules)))\n"
-        "try: get_spec('broken')\n"
-        "except ValueError as error: print(error)\n"
+        "for task in ('broken', 'other'):\n"
+        "    try: get_spec(task)\n"
+        "    except ValueError as error: print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
-    loaded, refused = done.stdout.splitlines()
+    loaded, refused, misnamed = done.stdout.splitlines()
     assert loaded == "[]"
     assert refused == "entry point 'os:sep' of environment 'broken' is '/', must be an EnvSpec"
+    assert misnamed == "entry point 'thirdparty:SPEC' of environment 'other' is the EnvSpec of 'myworld'"
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"name": "mine"}, r"'mine': ScriptedClient\.task is 'scripted'"),
+        ({"client": EnvClient}, "'scripted': EnvClient lacks task, task_description, example_action"),
+        ({"num_items": 0}, "'scripted': num_items=0, must be at least 1"),
+    ],
+)
+def test_a_spec_that_would_fail_in_the_middle_of_a_run_is_refused(changes: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        replace(scripted_spec(), **changes)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import requests
-from support.environments import Script, scripted_spec
+from support.environments import Script, ScriptedEnvironment, scripted_spec
 from support.servers import serve
 
+from agentgym_rl.envs.base import InvalidCall
 from agentgym_rl.envs.server import build_app
 from agentgym_rl.envs.sessions import MAX_HANDLE
 from agentgym_rl.envs.textcraft import SPEC
@@ -377,6 +382,36 @@ def test_a_batch_is_answered_in_order_each_call_with_its_own_status() -> None:
         assert [answers[n]["body"].get("observation") for n in (2, 4)] == ["item 1 step 1", "item 1 step 2"]
         assert answers[5]["body"] == {"error": "the episode has finished"}
         assert answers[-1]["body"] is True
+
+
+def test_an_environment_that_fails_to_close_does_not_keep_the_others_from_being_closed() -> None:
+    now, refusing = [0.0], [InvalidCall("not now"), RuntimeError("stuck")]
+
+    class Stubborn(ScriptedEnvironment):
+        def close(self) -> None:
+            super().close()
+            if refusing:
+                raise refusing.pop()
+
+    script = Script()
+    spec = replace(scripted_spec(script), environment=lambda: Stubborn(script))
+    app = build_app(spec, max_sessions=3, session_ttl_s=100, clock=lambda: now[0])
+    with serve(app) as url:
+        for _ in range(3):
+            created(url)
+        now[0] = 101
+        assert post(url, "create").status_code == 200
+        assert script.open == 1
+
+
+def test_a_create_that_breaks_off_before_its_bodys_end_leaves_no_session() -> None:
+    script = Script()
+    with serve(build_app(scripted_spec(script))) as url:
+        address = urlsplit(url)
+        with socket.create_connection((address.hostname, address.port)) as connection:
+            connection.sendall(b"POST /create HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n")
+        time.sleep(0.05)
+        assert get(url, "health").json()["sessions"] == script.open == 0
 
 
 def test_a_body_beyond_the_limit_is_refused(url: str) -> None:

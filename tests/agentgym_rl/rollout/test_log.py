@@ -14,7 +14,7 @@ from support.tokenizers import make_tokenizer
 from agentgym_rl.agent.chat import ChatTemplate
 from agentgym_rl.errors import ConfigError, EnvServerError
 from agentgym_rl.rollout.collector import collect
-from agentgym_rl.rollout.log import TrajectoryLog, read_trajectories, step_path
+from agentgym_rl.rollout.log import TrajectoryLog, from_row, read_trajectories, step_path, to_row
 from agentgym_rl.types import Item, StopReason, Trajectory
 
 
@@ -140,6 +140,17 @@ def test_a_broken_row_inside_a_file_is_an_error_that_names_it(tmp_path):
     path.write_text(json.dumps(json.loads(whole) | {"input_ids": [1]}) + "\n")
     with pytest.raises(ConfigError, match="differ in length"):
         read_trajectories(path)
+
+
+@pytest.mark.parametrize("value", [None, "x", 7, 10**30, [], ["x"], [[99, 1.0]], {}, {"x": 1}])
+def test_a_field_of_any_wrong_form_is_an_error_that_names_the_row(value):
+    """Whatever stands in a field, reading it either makes sense or says which row does not."""
+    row = to_row(make_trajectory(Item("toy", 0)))
+    for name in row:
+        try:
+            from_row(row | {name: value}, "file line 4")
+        except ConfigError as error:
+            assert str(error).startswith("file line 4")
 
 
 def test_a_folder_that_does_not_exist_holds_nothing(tmp_path):
