@@ -18,6 +18,7 @@ ConfigT = TypeVar("ConfigT")
 EXIT_FAILED = 1
 EXIT_CONFIG = 2
 EXIT_INTERRUPTED = 128 + signal.SIGINT
+EXIT_TERMINATED = 128 + signal.SIGTERM
 
 
 def run(
@@ -46,12 +47,16 @@ def run(
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr, flush=True)
         return EXIT_INTERRUPTED
+    except SystemExit:
+        # Only our handler raises it, but its status is lost on the way where it meets Ray waiting for a worker.
+        print("terminated", file=sys.stderr, flush=True)
+        return EXIT_TERMINATED
     return 0
 
 
 def _exit_on_signal(number: int, frame: FrameType | None) -> None:
     # As an exception, so that every `finally` on the way up ends what it started.
-    raise SystemExit(128 + number)
+    raise SystemExit(EXIT_TERMINATED)
 
 
 def _report_worker_error(error: WorkerError) -> int:

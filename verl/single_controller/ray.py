@@ -18,6 +18,7 @@ from agentgym_rl.errors import ConfigError
 from agentgym_rl.threads import thread_environment
 from verl.single_controller import watchdog
 from verl.single_controller.base import Report, WorkerContext, WorkerError, WorkerGroup, WorkerSpec
+from verl.single_controller.signals import sigterm_handler_kept
 
 _PASSED_ON_PREFIXES = ("AGENTGYM_", "CUDA_", "GLOO_", "HF_", "NCCL_", "TORCH_")
 _PASSED_ON_NAMES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy")
@@ -66,16 +67,17 @@ class RayWorkerGroup(WorkerGroup):
 
     def _wait(self, calls: list[Any], on_progress: Report | None = None) -> list[Any]:
         """Results by rank; the first call that fails ends the wait, since its peers may be waiting for it for ever."""
-        pending = list(calls)
+        pending, results = list(calls), {}
         reported = self._progress() if on_progress else 0
         while pending:
             done, pending = ray.wait(pending, num_returns=1, timeout=_PROGRESS_INTERVAL_S if on_progress else None)
             for call in done:
-                self._result(call, calls.index(call))
+                rank = calls.index(call)
+                results[rank] = self._result(call, rank)
             if on_progress and (count := self._progress()) > reported:
                 on_progress(count - reported)
                 reported = count
-        return ray.get(calls)
+        return [results[rank] for rank in range(len(calls))]
 
     def _result(self, call: Any, rank: int) -> Any:
         try:
@@ -112,19 +114,20 @@ class _RaySession:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         # Ray starts workers at niceness 15, where anything else on the machine starves them; they are the work here.
         os.environ.setdefault("RAY_worker_niceness", "0")
-        if os.environ.get("RAY_ADDRESS"):
-            ray.init(logging_level=logging.WARNING)
-            return cls(owned=True, watch=None)
-        watch = watchdog.DeathWatch() if watchdog.is_supported() else None
-        ray.init(
-            address="local",
-            num_cpus=num_cpus,
-            object_store_memory=_OBJECT_STORE_BYTES,
-            include_dashboard=False,
-            log_to_driver=True,
-            logging_level=logging.ERROR,
-        )
-        return cls(owned=True, watch=watch)
+        with sigterm_handler_kept():
+            if os.environ.get("RAY_ADDRESS"):
+                ray.init(logging_level=logging.WARNING)
+                return cls(owned=True, watch=None)
+            watch = watchdog.DeathWatch() if watchdog.is_supported() else None
+            ray.init(
+                address="local",
+                num_cpus=num_cpus,
+                object_store_memory=_OBJECT_STORE_BYTES,
+                include_dashboard=False,
+                log_to_driver=True,
+                logging_level=logging.ERROR,
+            )
+            return cls(owned=True, watch=watch)
 
     def close(self) -> None:
         if self._owned:

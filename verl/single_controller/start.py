@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from verl.config import GenerationTrainerConfig, SFTTrainerConfig, TrainerConfig
 from verl.single_controller.base import WorkerGroup, WorkerSpec
+from verl.single_controller.signals import sigterm_handler_kept
 
 
 def start_workers(spec: WorkerSpec, trainer: TrainerConfig | GenerationTrainerConfig | SFTTrainerConfig) -> WorkerGroup:
@@ -12,7 +13,8 @@ def start_workers(spec: WorkerSpec, trainer: TrainerConfig | GenerationTrainerCo
         from verl.single_controller.local import LocalWorkerGroup
 
         return LocalWorkerGroup(spec, world_size=trainer.world_size)
-    # Debugging in one process needs no Ray, so it is not imported for it.
-    from verl.single_controller.ray import RayWorkerGroup
+    with sigterm_handler_kept():
+        # Debugging in one process needs no Ray, so it is not imported for it.
+        from verl.single_controller.ray import RayWorkerGroup
 
     return RayWorkerGroup(spec, nnodes=trainer.nnodes, workers_per_node=trainer.n_gpus_per_node)

@@ -40,19 +40,25 @@ def begin(root: Path, step: int) -> Path:
 
 
 def commit(root: Path, step: int, *, keep: int | None = None) -> Path:
-    """Give the folder of `begin` its final name, point `LATEST_FILE` at it, then remove all but the newest ``keep``.
+    """Give the folder of `begin` its final name, point `LATEST_FILE` at it, then remove older ones.
 
-    None keeps all. Returns the final folder. A complete checkpoint of the same step is replaced.
+    Of the steps up to this one ``keep`` (at least 1) are kept; None keeps all. Later ones are another run's and stay.
+    Returns the final folder. A complete checkpoint of the same step is replaced.
     """
     unfinished, final = root / f"global_step_{step}{_UNFINISHED_SUFFIX}", root / f"global_step_{step}"
     _sync_tree(unfinished)
     if final.exists():
-        shutil.rmtree(final)
-    unfinished.rename(final)
+        # Renamed first: removing takes long, and a run that is killed meanwhile would have neither of the two.
+        replaced = root / f"global_step_{step}.replaced{_UNFINISHED_SUFFIX}"
+        final.rename(replaced)
+        unfinished.rename(final)
+        shutil.rmtree(replaced)
+    else:
+        unfinished.rename(final)
     _sync(root)
-    _write_atomically(root / LATEST_FILE, str(step))
+    write_atomically(root / LATEST_FILE, str(step))
     if keep is not None:
-        for old_step in complete_steps(root)[: -max(keep, 1)]:
+        for old_step in [s for s in complete_steps(root) if s <= step][:-keep]:
             shutil.rmtree(root / f"global_step_{old_step}")
     return final
 
@@ -64,28 +70,39 @@ def complete_steps(root: Path) -> list[int]:
 
 
 def latest(root: Path) -> Path | None:
-    """The newest complete checkpoint; None when there is none.
+    """The checkpoint that was completed last; None when there is none.
 
-    A folder has its final name only when complete, so the newest such folder counts even if the run was killed before
-    `LATEST_FILE` said so.
+    A folder has its final name only when complete, so one that is newer than `LATEST_FILE` counts even if the run was
+    killed before the file said so. A higher step alone says nothing: a run begun anew in the folder of a longer one
+    goes on from its own.
     """
-    steps = complete_steps(root)
-    return root / f"global_step_{steps[-1]}" if steps else None
+    folders = [root / f"global_step_{step}" for step in complete_steps(root)]
+    file = root / LATEST_FILE
+    named = root / f"global_step_{file.read_text().strip()}" if file.exists() else None
+    if named in folders:
+        written = file.stat().st_mtime
+        folders = [folder for folder in folders if folder == named or folder.stat().st_mtime >= written]
+    return folders[-1] if folders else None
 
 
 def find_resume_folder(root: Path, *, mode: str, path: str | None = None) -> Path | None:
     """The checkpoint to go on from under ``trainer.resume_mode``; None means a fresh start.
 
-    Raises `ConfigError` when ``mode`` is ``resume_path`` and ``path`` is no complete checkpoint.
+    Absolute, since workers may run in other folders. Raises `ConfigError` when ``mode`` is ``resume_path`` and ``path``
+    is no complete checkpoint.
     """
     if mode == "disable":
         return None
     if mode == "auto":
-        return latest(root)
-    folder = Path(path or "")
+        return latest(root.resolve())
+    folder = Path(path or "").resolve()
     if not folder.is_dir() or not _STEP_FOLDER.fullmatch(folder.name):
         raise ConfigError(
             f"trainer.resume_from_path={path!r}: no such checkpoint; give an existing folder named global_step_<N>"
+        )
+    if not (folder / TRAINER_FILE).is_file():
+        raise ConfigError(
+            f"trainer.resume_from_path={path!r}: no checkpoint of a training run: no {TRAINER_FILE} in it"
         )
     return folder
 
@@ -111,7 +128,8 @@ def load_trainer_state(folder: Path) -> dict[str, Any]:
         raise ConfigError(f"{folder} has no {TRAINER_FILE}: it is not a checkpoint of a training run") from error
 
 
-def _write_atomically(path: Path, text: str) -> None:
+def write_atomically(path: Path, text: str) -> None:
+    """Write a small file that a reader, even after a crash, finds whole or as it was."""
     aside = path.with_name(path.name + _UNFINISHED_SUFFIX)
     aside.write_text(text)
     _sync(aside)

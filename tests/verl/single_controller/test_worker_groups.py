@@ -15,7 +15,7 @@ import pytest
 import ray
 
 from agentgym_rl.errors import ConfigError
-from verl.single_controller.base import WorkerError, WorkerSpec
+from verl.single_controller.base import Report, WorkerError, WorkerSpec
 from verl.single_controller.local import LocalWorkerGroup
 from verl.single_controller.ray import RayWorkerGroup
 
@@ -76,12 +76,13 @@ def test_the_first_exception_ends_the_call_though_a_peer_never_answers(cluster: 
         assert "fail_on" in caught.value.worker_traceback
 
 
-def test_a_worker_that_dies_is_named(cluster: None) -> None:
+@pytest.mark.parametrize("on_progress", [None, lambda count: None])
+def test_a_worker_that_dies_is_named(cluster: None, on_progress: Report | None) -> None:
     with (
         RayWorkerGroup(CALCULATOR, workers_per_node=2) as group,
         pytest.raises(WorkerError, match="worker 0 of 2 failed: its process died"),
     ):
-        group.call_all("die_on", 0)
+        group.call_all("die_on", 0, on_progress=on_progress)
 
 
 def test_an_exception_in_a_workers_start_is_what_the_user_sees(cluster: None) -> None:
@@ -116,20 +117,28 @@ def test_local_group_refuses_two_workers() -> None:
 
 
 DRIVER = """
+import signal
 import sys
 sys.path[:0] = [{root!r}, {root!r} + "/tests"]
+from verl.agent_trainer.entry import run
+from verl.config import SFTConfig
 from verl.single_controller.base import WorkerSpec
-from verl.single_controller.ray import RayWorkerGroup
+from verl.single_controller.start import start_workers
 
-spec = WorkerSpec("support.toy_workers:Calculator", args=(), num_threads=1, device="cpu")
-with RayWorkerGroup(spec, workers_per_node=2) as group:
-    print(*[pid for *_, pid in group.call_all("where")], flush=True)
-    group.call_all("fail_on", -1)
+def work(config):
+    spec = WorkerSpec("support.toy_workers:Calculator", args=(), num_threads=1, device="cpu")
+    with start_workers(spec, config.trainer) as group:
+        print(*[pid for *_, pid in group.call_all("where")], flush=True)
+        group.call_all("fail_on", -1)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+argv = ["data.train_file=x", "model.path=x", "trainer.n_gpus_per_node=2"]
+sys.exit(run(argv, work, SFTConfig, program="test", config_name="sft_trainer"))
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_nothing_outlives_its_driver(number: signal.Signals) -> None:
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGKILL, -9), (signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_nothing_outlives_its_driver_whose_status_tells_the_signal(number: signal.Signals, status: int) -> None:
     root = str(Path(__file__).parents[3])
     driver = subprocess.Popen([sys.executable, "-c", DRIVER.format(root=root)], stdout=subprocess.PIPE, text=True)
     try:
@@ -139,6 +148,6 @@ def test_nothing_outlives_its_driver(number: signal.Signals) -> None:
         assert {process.pid for process in family} >= set(workers) and len(workers) == 2
     finally:
         driver.send_signal(number)
-    driver.wait(timeout=60)
+    assert driver.wait(timeout=60) == status
     _, alive = psutil.wait_procs([process for process in family if process.is_running()], timeout=30)
     assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []

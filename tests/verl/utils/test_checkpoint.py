@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import os
+import shutil
+
 import pytest
 
 from agentgym_rl.errors import ConfigError
@@ -44,22 +47,49 @@ def test_old_ones_go_only_after_the_new_one_is_complete(tmp_path):
     assert checkpoint.complete_steps(tmp_path) == [3, 4]
 
 
+def test_a_run_begun_anew_in_the_folder_of_a_longer_one_goes_on_from_its_own(tmp_path):
+    save(tmp_path, 10)
+    os.utime(tmp_path / "global_step_10", (1, 1))
+    for step in (1, 2, 3):
+        save(tmp_path, step, keep=2)
+    assert checkpoint.complete_steps(tmp_path) == [2, 3, 10]
+    assert checkpoint.latest(tmp_path) == tmp_path / "global_step_3"
+
+
+def test_killed_while_replacing_a_step_one_of_the_two_is_complete(tmp_path, monkeypatch):
+    save(tmp_path, 3)
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(shutil, "rmtree", killed)
+    with pytest.raises(KeyboardInterrupt):
+        save(tmp_path, 3)
+    monkeypatch.undo()
+    assert checkpoint.latest(tmp_path) == tmp_path / "global_step_3"
+    checkpoint.begin(tmp_path, 4)
+    assert sorted(path.name for path in tmp_path.glob("*.unfinished")) == ["global_step_4.unfinished"]
+
+
 def test_saving_a_step_again_replaces_it(tmp_path):
     (save(tmp_path, 3) / "stale").touch()
     assert not (save(tmp_path, 3) / "stale").exists()
 
 
-def test_resume_modes(tmp_path):
+def test_resume_modes(tmp_path, monkeypatch):
     assert checkpoint.find_resume_folder(tmp_path / "none", mode="auto") is None
     folder = save(tmp_path, 3)
     assert checkpoint.find_resume_folder(tmp_path, mode="auto") == folder
     assert checkpoint.find_resume_folder(tmp_path, mode="disable") is None
     assert checkpoint.find_resume_folder(tmp_path / "other", mode="resume_path", path=str(folder)) == folder
+    monkeypatch.chdir(tmp_path)
+    assert checkpoint.find_resume_folder(tmp_path, mode="resume_path", path="global_step_3/") == folder
 
 
-@pytest.mark.parametrize("path", ["global_step_9", "", None, "global_step_4.unfinished"])
+@pytest.mark.parametrize("path", ["global_step_9", "", None, "global_step_4.unfinished", "global_step_5"])
 def test_resuming_from_what_is_no_checkpoint_is_an_error(tmp_path, path):
     checkpoint.begin(tmp_path, 4)
+    (tmp_path / "global_step_5").mkdir()
     with pytest.raises(ConfigError, match=r"trainer\.resume_from_path="):
         checkpoint.find_resume_folder(tmp_path, mode="resume_path", path=path and str(tmp_path / path))
 
