@@ -11,13 +11,15 @@ from agentgym_rl.errors import AgentGymError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one subcommand; returns the exit status. Errors of the user's input are one line on stderr."""
+    """Run one subcommand; returns the exit status. What the user can put right is one line on stderr."""
     options = _parser().parse_args(arguments)
     try:
         options.run(options)
-    except AgentGymError as error:
+    except (AgentGymError, OSError) as error:
         print(f"agentgym-rl: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 130  # what a shell reports for a command that Ctrl-C ended
     return 0
 
 
@@ -86,24 +88,25 @@ def _demonstrate(options: argparse.Namespace) -> None:
 
 
 def _port(text: str) -> int:
-    port = int(text)
-    if not 0 <= port <= 65535:
-        raise argparse.ArgumentTypeError(f"{text}: must be in 0..65535")
-    return port
+    return int(_number(text, int, 0, 65535))
 
 
 def _count(text: str) -> int:
-    count = int(text)
-    if count < 1:
-        raise argparse.ArgumentTypeError(f"{text}: must be at least 1")
-    return count
+    return int(_number(text, int, 1, 2**31))
 
 
 def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not 0 < seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text}: must be above 0")
-    return seconds
+    return _number(text, float, 0.001, 1e9)
+
+
+def _number(text: str, kind: type[int] | type[float], low: float, high: float) -> float:
+    try:
+        value = kind(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no {kind.__name__}") from None
+    if not low <= value <= high:
+        raise argparse.ArgumentTypeError(f"{text}: must be in {low:.10g}..{high:.10g}")
+    return value
 
 
 def _write_whole(path: Path, text: str) -> None:

@@ -14,7 +14,7 @@ _LABEL_ANYWHERE = re.compile(r"\baction[ \t]*:", re.IGNORECASE)
 _THOUGHT_LABEL = re.compile(r"^[\s*_#]*thought[ \t]*:[\s*_]*", re.IGNORECASE)
 _GUESSED_ANSWER = re.compile(r"^[ \t*_#]*observation[ \t]*:", re.IGNORECASE | re.MULTILINE)
 _FENCE_LINE = re.compile(r"```[a-z]*", re.IGNORECASE)
-_QUOTED = re.compile(r"""(["'])(.*)\1""")
+_QUOTED = re.compile(r"""(["'])((?:(?!\1).)*)\1""")
 _DECORATION = "`* \t"
 
 

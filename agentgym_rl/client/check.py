@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from agentgym_rl.client.connection import Connection, Reply
 from agentgym_rl.envs.registry import known_tasks
-from agentgym_rl.errors import ConfigError, EnvError, EnvUnreachable
+from agentgym_rl.errors import ConfigError, EnvError, EnvProtocolError, EnvUnreachable
 
 _POLL_S = 0.2
 _ANSWER_S = 10.0
@@ -55,7 +55,10 @@ def _check_task(health: Reply, connection: Connection, env_addr: str, task: str)
         if served != task:
             raise ConfigError(f"agentgym.env_addr={env_addr}: serves {served!r}, this run is for {task!r}")
         return
-    root = connection.get("")
+    try:
+        root = connection.get("")
+    except EnvProtocolError:  # a server that greets in plain text is one all the same
+        return
     if root.status >= 500:
         raise EnvUnreachable(f"agentgym.env_addr={env_addr}: answers HTTP {root.status}: {root.content!r}")
     greeting = str(root.content).lower()

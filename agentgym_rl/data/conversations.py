@@ -52,8 +52,9 @@ def read_conversations(path: str | Path) -> list[Conversation]:
 
 
 def write_conversations(path: str | Path, conversations: Sequence[Conversation]) -> None:
-    """Write a file that `read_conversations` reads back; its folder is made."""
+    """Write a file that `read_conversations` reads back; its folder is made; `ConfigError` for another suffix."""
     path = Path(path)
+    _check_suffix(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = [json.dumps(conversation.to_row(), ensure_ascii=False) for conversation in conversations]
     is_lines = path.suffix == ".jsonl"
@@ -95,10 +96,14 @@ def _parse_entry(entry: Any, where: str) -> tuple[Message, bool | None]:
     return Message(_ROLES[speaker], text), loss
 
 
-def _rows(path: Path) -> Iterator[tuple[Any, str]]:
-    """Each row with its name in errors."""
+def _check_suffix(path: Path) -> None:
     if path.suffix not in (".json", ".jsonl"):
         raise ConfigError(f"{path}: conversation files end in .json or .jsonl")
+
+
+def _rows(path: Path) -> Iterator[tuple[Any, str]]:
+    """Each row with its name in errors."""
+    _check_suffix(path)
     try:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:

@@ -69,11 +69,6 @@ class LogContents:
     """Files whose last row was cut while it was being written; that row is left out."""
 
 
-def step_path(folder: str | Path, step: int, rank: int) -> Path:
-    """Where a worker's trajectories of a training step lie."""
-    return Path(folder) / f"step{step}" / f"{rank}.jsonl"
-
-
 def read_trajectories(path: str | Path) -> LogContents:
     """Read one file, or all ``.jsonl`` files of a folder and its subfolders; a path that does not exist holds nothing.
 

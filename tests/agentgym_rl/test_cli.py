@@ -21,6 +21,9 @@ from agentgym_rl.envs.textcraft import TextCraftClient
 
 pytestmark = pytest.mark.server
 
+ROOT = Path(__file__).resolve().parents[2]
+DEMONSTRATE = ["demonstrate", "textcraft", "--items", str(ROOT / "AgentEval/textcraft/depth4.json"), "--out"]
+
 
 def test_a_served_environment_is_played_and_ends_at_once_on_sigterm() -> None:
     with serve_process("textcraft", "--max-sessions", "5") as server:
@@ -65,11 +68,17 @@ def test_a_port_in_use_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == f"agentgym-rl: cannot listen on 127.0.0.1:{port}: Address already in use\n"
 
 
-@pytest.mark.parametrize("option", [["--session-ttl", "0"], ["--max-sessions", "0"], ["--port", "70000"]])
+@pytest.mark.parametrize(
+    "option",
+    [["--session-ttl", "0"], ["--session-ttl", "nan"], ["--max-sessions", "0"], ["--port", "70000"], ["--port", "x"]],
+)
 def test_an_impossible_option_is_refused(option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["serve", "textcraft", *option])
-    assert option[0] in capsys.readouterr().err
+    problem = capsys.readouterr().err.splitlines()[-1]
+    assert option[0] in problem
+    assert option[1] in problem
+    assert "_" not in problem
 
 
 def test_serving_warns_of_a_foreign_verl_and_goes_on(tmp_path: Path) -> None:
@@ -92,3 +101,25 @@ def test_serving_warns_of_a_foreign_verl_and_goes_on(tmp_path: Path) -> None:
         _, errors = process.communicate()
     assert errors.startswith("agentgym-rl: warning: The distribution 'verl' 0.7.0 is installed in")
     assert "pip uninstall -y verl" in errors
+
+
+@pytest.mark.parametrize("arguments", [["serve", "textcraft", "--port", "0", "--ready-file"], DEMONSTRATE])
+def test_a_file_that_cannot_be_written_is_one_line(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    target = tmp_path / "file" / "x.json"
+    assert main([*arguments, str(target)]) == 1
+    error = capsys.readouterr().err
+    assert str(tmp_path / "file") in error
+    assert error.count("\n") == 1
+
+
+def test_control_c_ends_a_server_without_a_traceback() -> None:
+    command = [sys.executable, "-m", "agentgym_rl.cli", "serve", "textcraft", "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=20)
+    assert (process.returncode, errors) == (130, "")

