@@ -293,6 +293,45 @@ def test_sessions_open_side_by_side(chat):
     assert not any(t.masked for t in trajectories)
 
 
+@pytest.mark.parametrize("max_concurrency", [1, 3])
+def test_a_session_that_hangs_while_it_opens_holds_up_nobody_else(chat, max_concurrency):
+    hang, openings = threading.Event(), iter(range(100))
+
+    class Client(ScriptedClient):
+        def __init__(self) -> None:
+            if next(openings) == 0:
+                hang.wait(30)
+            super().__init__(ends_after(2))
+
+    settings = make_settings(timeout_s=0.5, max_concurrency=max_concurrency)
+    rollout = collect(make_requests(range(6)), ScriptedEngine(chat), make_client=Client, chat=chat, settings=settings)
+    trajectories = asyncio.run(rollout)
+    hang.set()
+    assert {t.stop_reason for t in trajectories} == {StopReason.DONE}
+    assert sum(t.attempt == 2 for t in trajectories) <= 1
+
+
+def test_a_session_that_cannot_be_opened_fails_only_who_waits_for_it(chat):
+    openings = iter(range(100))
+
+    class Client(ScriptedClient):
+        def __init__(self) -> None:
+            if next(openings) in (0, 1):
+                raise EnvServerError("http://toy/create: HTTP 500")
+            super().__init__(ends_after(2))
+
+    rollout = collect(
+        make_requests(range(6)),
+        ScriptedEngine(chat),
+        make_client=Client,
+        chat=chat,
+        settings=make_settings(max_concurrency=3),
+    )
+    trajectories = asyncio.run(rollout)
+    assert {t.stop_reason for t in trajectories} == {StopReason.DONE}
+    assert sum(t.attempt == 2 for t in trajectories) <= 2
+
+
 def test_a_broken_engine_stops_the_run_early_with_the_first_cause(chat):
     with pytest.raises(TooManyFailures, match=r"of 40 .*EngineError \d+.*toy_\d+ turn 1 at http://toy: out of memory"):
         roll_out(make_requests(range(40)), chat, ends_after(1), engine=BrokenEngine(chat), max_concurrency=4)
