@@ -62,13 +62,16 @@ class RayWorkerGroup(WorkerGroup):
     ) -> list[Any]:
         if len(args) != self.world_size:
             raise ValueError(f"{len(args)} sets of arguments for {self.world_size} workers")
+        reported = self._progress() if on_progress else 0  # before any worker can add to it
         calls = [actor.call.remote(method, each) for actor, each in zip(self._actors, args, strict=True)]
-        return self._wait(calls, on_progress)
+        return self._wait(calls, on_progress, reported)
 
-    def _wait(self, calls: list[Any], on_progress: Report | None = None) -> list[Any]:
-        """Results by rank; the first call that fails ends the wait, since its peers may be waiting for it for ever."""
+    def _wait(self, calls: list[Any], on_progress: Report | None = None, reported: int = 0) -> list[Any]:
+        """Results by rank; the first call that fails ends the wait, since its peers may be waiting for it for ever.
+
+        ``on_progress`` hears what the workers add to the ``reported`` units of earlier calls.
+        """
         pending, results = list(calls), {}
-        reported = self._progress() if on_progress else 0
         while pending:
             done, pending = ray.wait(pending, num_returns=1, timeout=_PROGRESS_INTERVAL_S if on_progress else None)
             for call in done:
@@ -88,7 +91,12 @@ class RayWorkerGroup(WorkerGroup):
             raise WorkerError(rank, self.world_size, None, str(error)) from None
 
     def _progress(self) -> int:
-        return self._store.add(_PROGRESS_KEY, 0)
+        from torch.distributed import DistError
+
+        try:
+            return self._store.add(_PROGRESS_KEY, 0)
+        except DistError:
+            return 0  # The worker that serves the store has died: its own call is about to say so.
 
     def shutdown(self) -> None:
         for actor in self._actors:
