@@ -27,6 +27,7 @@ class Tokenizer(Protocol):
     """The part of a Hugging Face tokenizer that is used here."""
 
     eos_token_id: int | None
+    unk_token_id: int | None
 
     @property
     def all_special_ids(self) -> list[int]: ...
@@ -102,6 +103,7 @@ class ChatTemplate:
         self._render_errors = _template_errors()
         self._layouts: dict[tuple[Role, ...], list[_Piece | int]] = {}
         self._added = {int(id): token for id, token in tokenizer.added_tokens_decoder.items()}
+        self._unknown_id = tokenizer.unk_token_id
         probe = [_slot_message(Role.USER, 0), _slot_message(Role.ASSISTANT, 1), _slot_message(Role.USER, 2)]
         render = self._render(probe, add_generation_prompt=True)
         between_users, turn_gap, ending = self._split_at_slots(render, (0, 1), (1, 2), (2, None))
@@ -249,10 +251,12 @@ class ChatTemplate:
         ids = self._encode_text(text, at_start=at_start)
         if self._control_ids.isdisjoint(ids):
             return ids
-        # An unknown token may be a control token too, so there may be one without its string; then nothing is cut.
         parts = self._cut_control_strings(text)
-        first = self._encode_text(parts[0], at_start=at_start)
-        return first + [id for part in parts[1:] for id in self._encode_text(part, at_start=False)]
+        cut = self._encode_text(parts[0], at_start=at_start)
+        cut += [id for part in parts[1:] for id in self._encode_text(part, at_start=False)]
+        # The token for unknown text may be a control token too. Any other that is left has no string in the text: a
+        # normalizer made it, such as NFKC from full-width letters, and it cannot be cut.
+        return [id for id in cut if id not in self._control_ids or id == self._unknown_id]
 
     def _cut_control_strings(self, text: str) -> list[str]:
         """Cut every control string after its first character; no part then holds a whole one."""

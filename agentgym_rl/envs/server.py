@@ -323,7 +323,7 @@ class EnvApp:
             return await asyncio.get_running_loop().run_in_executor(self._threads, work)
         except InvalidCall:
             raise
-        except Exception as error:
+        except Exception as error:  # broad on purpose: an environment may be a user's code, and the server outlives it
             _log.exception("%s: %s failed", self.spec.name, what)
             self._metrics.faults += 1
             raise EnvironmentFault(f"{self.spec.name}: {what} failed: {type(error).__name__}: {error}") from error

@@ -78,7 +78,7 @@ class EnvSession:
             return await asyncio.wrap_future(future)
         except (AgentGymError, asyncio.CancelledError):
             raise
-        # The project's one broad except: a client may be a user's code, and whatever it raises fails one trajectory.
+        # Broad on purpose: a client may be a user's code, and whatever it raises fails one trajectory.
         except Exception as error:
             raise EnvClientError(f"{type(error).__name__}: {error}") from error
 
