@@ -88,12 +88,20 @@ def make_report(trajectories: Sequence[Trajectory], *, torn_files: tuple[Path, .
 def report_files(path: str | Path) -> Report:
     """Evaluate a trajectory file or a folder of them."""
     contents = read_trajectories(path)
-    return make_report(contents.trajectories, torn_files=contents.torn)
+    return make_report(one_per_sample(contents.trajectories), torn_files=contents.torn)
 
 
 def finished_samples(path: str | Path) -> set[tuple[str, int]]:
-    """``(item_id, sample_index)`` of every trajectory already written below ``path``: what need not be done again."""
-    return {(t.item.item_id, t.sample_index) for t in read_trajectories(path).trajectories}
+    """``(item_id, sample_index)`` of every result written below ``path``: what need not be done again, as faults do."""
+    return {(t.item.item_id, t.sample_index) for t in read_trajectories(path).trajectories if not t.masked}
+
+
+def one_per_sample(trajectories: Iterable[Trajectory]) -> list[Trajectory]:
+    """The result of each sample, or its last fault where it has none: what counts of a sample that was done again."""
+    chosen: dict[tuple[str, int], Trajectory] = {}
+    for trajectory in sorted(trajectories, key=lambda t: not t.masked):
+        chosen[trajectory.item.item_id, trajectory.sample_index] = trajectory
+    return list(chosen.values())
 
 
 def _by_item(trajectories: Iterable[Trajectory]) -> dict[str, list[Trajectory]]:

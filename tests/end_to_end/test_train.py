@@ -221,6 +221,10 @@ def test_without_a_server_one_line_says_how_to_start_it(world: Path) -> None:
         ("actor_rollout_ref.model.path=/absent/model", "model.path='/absent/model': no such folder"),
         ("actor_rollout_ref.agentgym.task_name=textcarft", "did you mean textcraft?"),
         ("trainer.test_freq=1", "trainer.test_freq=1: validation needs data.val_file"),
+        ("trainer.default_local_dir=/proc/run", "trainer.default_local_dir='/proc/run': no files can be written there"),
+        ("actor_rollout_ref.rollout.rollout_log_dir=/dev/null/a", "rollout_log_dir='/dev/null/a': no files can be"),
+        ("trainer.resume_from_path=global_step_9", "a path is used only with resume_mode=resume_path"),
+        ("algorithm.adv_estimator=no_such:thing", "algorithm.adv_estimator='no_such:thing': must be one of grpo"),
     ],
 )
 def test_wrong_inputs_are_named_in_one_line(world: Path, override: str, text: str) -> None:

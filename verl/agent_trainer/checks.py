@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,9 @@ def check_ppo_inputs(config: PPOConfig) -> RunItems:
         raise ConfigError("trainer.val_before_train=True: validation needs data.val_file")
     report_overlap(items.train, items.val)
     check_model_path(branch.model)
+    check_output_folder("trainer.default_local_dir", config.trainer.default_local_dir)
+    if branch.rollout.rollout_log_dir is not None:
+        check_output_folder("actor_rollout_ref.rollout.rollout_log_dir", branch.rollout.rollout_log_dir)
     check_environment(branch.agentgym)
     return items
 
@@ -51,6 +55,7 @@ def check_generation_inputs(config: GenerationConfig) -> tuple[Item, ...]:
     if config.rollout.rollout_log_dir is None:
         raise ConfigError("rollout.rollout_log_dir=null: an evaluation needs a folder for its results")
     check_model_path(config.model)
+    check_output_folder("rollout.rollout_log_dir", config.rollout.rollout_log_dir)
     check_environment(config.agentgym)
     return items
 
@@ -61,6 +66,7 @@ def check_sft_inputs(config: SFTConfig) -> None:
     if not Path(config.data.train_file).is_file():
         raise ConfigError(f"data.train_file={config.data.train_file!r}: no such file")
     check_model_path(config.model)
+    check_output_folder("trainer.default_local_dir", config.trainer.default_local_dir)
 
 
 def report_overlap(train: Sequence[Item], val: Sequence[Item]) -> None:
@@ -92,6 +98,16 @@ def _check_hub(name: str) -> None:
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ConfigError(f"model.path={name!r}: no such folder, and not found on the hub: {reason}") from error
+
+
+def check_output_folder(key: str, folder: str) -> None:
+    """Make the folder that ``key`` names, unless it is there, and find that files can be made in it."""
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigError(f"{key}={folder!r}: no files can be written there: {error.strerror}") from error
 
 
 def check_environment(config: AgentGymConfig) -> None:

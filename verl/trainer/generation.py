@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from agentgym_rl.errors import ConfigError
-from agentgym_rl.evaluation.report import Report, finished_samples, make_report
+from agentgym_rl.evaluation.report import Report, finished_samples, make_report, one_per_sample
 from agentgym_rl.rollout.collector import RolloutRequest, TokenLimits, check_failures
 from agentgym_rl.rollout.log import read_trajectories
 from agentgym_rl.types import Item, SamplingParams
@@ -19,6 +19,7 @@ from verl.single_controller.base import WorkerGroup, WorkerSpec
 from verl.single_controller.start import start_workers
 from verl.trainer.plan import describe_machine, resolve_threads
 from verl.trainer.rollouts import generate, make_requests
+from verl.utils.checkpoint import write_atomically
 from verl.utils.devices import resolve_device
 from verl.workers.rollout.worker import RolloutOrder, RolloutSetup
 
@@ -28,9 +29,10 @@ TRAJECTORY_FOLDER = "trajectories"
 
 
 def run_generation(config: GenerationConfig, items: Sequence[Item]) -> Report:
-    """Sample what the results folder does not hold yet, then print and write the report over all of it.
+    """Sample what the results folder does not hold yet, faults among it, then print and write the report over all.
 
-    Raises `ConfigError` when the folder holds results of another model or other settings.
+    Raises `ConfigError` when the folder holds results of another model or other settings, and `TooManyFailures` when
+    too large a share of what is sampled are faults.
     """
     device, folder = resolve_device(config.trainer.device), Path(config.rollout.rollout_log_dir or "").resolve()
     claim_folder(folder, _settings(config))
@@ -52,7 +54,7 @@ def claim_folder(folder: Path, settings: dict[str, Any]) -> None:
     path = folder / SETTINGS_FILE
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(settings, indent=1))
+        write_atomically(path, json.dumps(settings, indent=1))
         return
     earlier = json.loads(path.read_text())
     for key, value in settings.items():
@@ -67,7 +69,7 @@ def report_on(requests: Sequence[RolloutRequest], folder: Path) -> Report:
     """The report over the requested samples that the results folder holds, also written to its ``report.json``."""
     contents = read_trajectories(folder / TRAJECTORY_FOLDER)
     wanted = {_sample_of(request) for request in requests}
-    chosen = [t for t in contents.trajectories if (t.item.item_id, t.sample_index) in wanted]
+    chosen = [t for t in one_per_sample(contents.trajectories) if (t.item.item_id, t.sample_index) in wanted]
     report = make_report(chosen, torn_files=contents.torn)
     (folder / REPORT_FILE).write_text(json.dumps(_as_json(report), indent=1))
     return report

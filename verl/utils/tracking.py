@@ -130,8 +130,8 @@ class TensorBoardSink(Sink):
     def __init__(self, folder: Path, *, resumed_after: int = 0) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        # purge_step hides what an earlier run wrote at this step and later.
-        self._writer = SummaryWriter(str(folder), purge_step=resumed_after + 1 if resumed_after else None)
+        # purge_step hides what an earlier run wrote at this step and later; a fresh start hides all, step 0 included.
+        self._writer = SummaryWriter(str(folder), purge_step=resumed_after + 1 if resumed_after else 0)
 
     def write(self, step: int, metrics: Metrics) -> None:
         for key, value in metrics.items():

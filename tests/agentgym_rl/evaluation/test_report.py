@@ -102,6 +102,21 @@ def test_an_evaluation_that_was_killed_knows_what_is_already_there(tmp_path):
     assert (report.num_trajectories, report.overall.num_items, report.torn_files) == (10, 10, ())
 
 
+def test_a_fault_is_done_again_and_gives_way_to_the_result(tmp_path):
+    fault = make_trajectory(item(1), stop_reason=StopReason.ENV_ERROR, error="EnvTimeout: toy_1")
+    with TrajectoryLog(tmp_path / "0.jsonl") as log:
+        for trajectory in (make_trajectory(item(0), score=1.0), fault):
+            log.write(trajectory)
+    assert finished_samples(tmp_path) == {("toy_0", 0)}
+    with TrajectoryLog(tmp_path / "1.jsonl") as log:
+        log.write(fault)
+    assert (report_files(tmp_path).num_trajectories, report_files(tmp_path).num_faults) == (2, 1)
+    with TrajectoryLog(tmp_path / "1.jsonl") as log:
+        log.write(make_trajectory(item(1), score=0.5))
+    report = report_files(tmp_path)
+    assert (report.k, report.num_trajectories, report.num_faults, report.overall.avg) == (1, 2, 0, 0.75)
+
+
 def test_an_evaluation_of_nothing_has_no_averages():
     report = make_report([])
     assert report.overall.num_items == 0

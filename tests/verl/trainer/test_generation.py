@@ -37,9 +37,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def evaluate(model: Path, tmp_path: Path) -> Iterator[Evaluate]:
+def script() -> Script:
+    return Script(turns=2)
+
+
+@pytest.fixture
+def evaluate(model: Path, tmp_path: Path, script: Script) -> Iterator[Evaluate]:
     """Evaluates the first ``items`` items into the test's folder."""
-    spec = parity_spec(Script(turns=2))
+    spec = parity_spec(script)
     register(spec)
     with serve(build_app(spec)) as url:
 
@@ -93,6 +98,15 @@ def test_a_killed_evaluation_goes_on_and_makes_nothing_twice(
     assert "14 trajectories of at most 10 rounds, 5 of them done already" in capsys.readouterr().out
     counts = Counter((row["item_id"], row["sample_index"]) for row in rows_in(tmp_path))
     assert len(counts) == 14 and set(counts.values()) == {1}
+
+
+def test_samples_that_a_fault_took_are_made_by_the_next_run(evaluate: Evaluate, tmp_path: Path, script: Script) -> None:
+    script.fails_at, script.fails_times = {5: 1}, 4  # both samples of item 5, each tried twice
+    report = evaluate()
+    assert (report.num_faults, report.overall.num_items) == (2, 6)
+    report = evaluate()
+    assert (report.num_faults, report.overall.num_items, report.num_trajectories, report.k) == (0, 7, 14, 2)
+    assert len(rows_in(tmp_path)) == 16
 
 
 def test_more_samples_and_items_add_to_what_is_there(evaluate: Evaluate, tmp_path: Path) -> None:

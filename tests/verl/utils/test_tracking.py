@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,21 @@ def test_tensorboard_files_hold_the_scalars(tmp_path: Path) -> None:
         tracker.log(2, {"rollout/score_mean": 0.5})
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert [(event.step, event.value) for event in events.Scalars("rollout/score_mean")] == [(1, 0.25), (2, 0.5)]
+
+
+def test_tensorboard_hides_what_a_later_run_did_again(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    def shown() -> list[tuple[int, float]]:
+        events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+        return [(event.step, event.value) for event in events.Scalars("run")]
+
+    for run, resumed_after, steps in ((1.0, 0, (0, 1, 2)), (2.0, 0, (0, 1, 2, 3)), (3.0, 2, (3,))):
+        with open_tracker(tmp_path, "tensorboard", resumed_after=resumed_after) as tracker:
+            for step in steps:
+                tracker.log(step, {"run": run})
+        time.sleep(1.1)  # files are told apart by the second, and read in the order of their names
+    assert shown() == [(0, 2.0), (1, 2.0), (2, 2.0), (3, 3.0)]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("wandb") is not None, reason="wandb is installed")
