@@ -101,7 +101,7 @@ class OptimConfig:
     lr_warmup_steps: int = 0
     """Optimizer steps (updates) of linear warm-up."""
     lr_schedule: str = "constant"
-    """After the warm-up: ``constant`` or ``cosine`` (to 0 at the last update)."""
+    """After the warm-up: ``constant`` or ``cosine`` (reaches 0 after the last update)."""
     weight_decay: float = 0.01
     betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
 
@@ -172,6 +172,9 @@ class ActorConfig:
     use_kl_loss: bool = False
     kl_loss_coef: float = 0.001
     kl_loss_type: str = "low_var_kl"
+    """Estimator of the KL: ``kl``, ``abs``, ``mse`` or ``low_var_kl``.
+
+    The gradient of ``kl`` is 0 in expectation, so in the loss it holds nothing back."""
     loss_agg_mode: str = "token-mean"
     loss_norm_constant: float | None = None
     """Divisor of a trajectory's token sum in ``seq-mean-token-sum-norm``; None means ``data.max_response_length``."""

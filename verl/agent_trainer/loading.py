@@ -95,7 +95,7 @@ def parse_command_line(argv: Sequence[str], *, program: str, config_name: str) -
     parser.add_argument("--config-name", default=config_name, help="YAML file to start from (default: %(default)s)")
     parser.add_argument("--config-dir", help="folder of your own YAML files, to take --config-name from")
     parser.add_argument("--show-config", action="store_true", help="print the resolved config and stop")
-    parsed = parser.parse_args(argv)
+    parsed = parser.parse_intermixed_args(argv)  # flags may stand between overrides
     return CommandLine(tuple(parsed.overrides), parsed.config_name, parsed.config_dir, parsed.show_config)
 
 

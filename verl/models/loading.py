@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -25,19 +27,25 @@ def load_policy(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The model, in `parameter_dtype` on ``device`` in eval mode, and its tokenizer.
 
-    Raises `ConfigError` when ``config.path`` holds no causal language model, or one whose output layer is more than a
-    matrix (`check_output_layer`).
+    Raises `ConfigError` when ``config.path`` holds no causal language model, not all weights of it, or one whose output
+    layer is more than a matrix (`check_output_layer`).
     """
     tokenizer = load_tokenizer(config)
+    model: PreTrainedModel
+    loaded: dict[str, Any]
     try:
-        model = AutoModelForCausalLM.from_pretrained(
+        model, loaded = AutoModelForCausalLM.from_pretrained(
             config.path,
             dtype=parameter_dtype(config),
             attn_implementation=attn_implementation,
             trust_remote_code=config.trust_remote_code,
+            output_loading_info=True,
         )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise ConfigError(f"model.path={config.path!r}: cannot load a causal language model: {error}") from error
+    if missing := sorted(loaded["missing_keys"]):
+        # transformers fills them with random numbers: other ones in each worker, and in actor and engine.
+        raise ConfigError(f"model.path={config.path!r}: its files lack {len(missing)} weights, first {missing[0]!r}")
     check_output_layer(model)
     if config.enable_gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})

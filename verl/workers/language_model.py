@@ -247,7 +247,7 @@ def _shard(module: PolicyModule, device: torch.device, dtype: torch.dtype) -> No
 
 
 def learning_rate(config: OptimConfig, update: int, total_updates: int) -> float:
-    """Of optimizer step ``update``, counted from 0: linear warm-up, then constant, or a cosine that ends at 0."""
+    """Of update number ``update``, from 0: linear warm-up, then constant, or a cosine that reaches 0 after the last."""
     if update < config.lr_warmup_steps:
         return config.lr * (update + 1) / config.lr_warmup_steps
     if config.lr_schedule == "constant":

@@ -164,6 +164,12 @@ def test_kl_in_the_loss_takes_the_place_of_kl_in_the_reward() -> None:
     assert load("main_ppo", *both).reward_kl_coef == 0 and load("main_ppo", *both).needs_reference
 
 
+def test_flags_may_stand_between_overrides() -> None:
+    argv = ["a=1", "--config-name", "mine", "b=2", "--show-config", "c=3"]
+    parsed = parse_command_line(argv, program="p", config_name="ppo_trainer")
+    assert parsed.overrides == ("a=1", "b=2", "c=3") and parsed.config_name == "mine" and parsed.show
+
+
 def test_missing_keys_are_listed_together() -> None:
     with pytest.raises(ConfigError, match=r"must be given: .*agentgym\.env_addr.*data\.train_file"):
         load_config(PPOConfig, parse_command_line([], program="p", config_name="ppo_trainer"))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from support.models import save_tiny_model, tiny_qwen2, tiny_tokenizer
 from transformers import AutoModelForCausalLM, GenerationConfig
 
@@ -40,6 +41,19 @@ def test_a_folder_without_a_model_is_a_configuration_error(tmp_path):
         load_policy(ModelConfig(path=str(tmp_path / "nowhere")))
     tiny_tokenizer().save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="cannot load a causal language model"):
+        load_policy(ModelConfig(path=str(tmp_path)))
+
+
+def test_weights_that_are_cut_off_or_missing_are_a_configuration_error(tmp_path):
+    save_tiny_model(tmp_path)
+    file = tmp_path / "model.safetensors"
+    weights = load_file(file)
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(ConfigError, match=r"model\.path=.*: cannot load a causal language model: .*metadata"):
+        load_policy(ModelConfig(path=str(tmp_path)))
+    del weights["model.norm.weight"], weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, file, metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=r"its files lack 2 weights, first 'model\.layers\.1\.mlp\.up_proj\.weight'"):
         load_policy(ModelConfig(path=str(tmp_path)))
 
 
