@@ -34,7 +34,7 @@ def load_policy(
     model: PreTrainedModel
     loaded: dict[str, Any]
     try:
-        model, loaded = AutoModelForCausalLM.from_pretrained(
+        model, loaded = AutoModelForCausalLM.from_pretrained(  # type: ignore[misc]  # a pair, with the loading info
             config.path,
             dtype=parameter_dtype(config),
             attn_implementation=attn_implementation,
