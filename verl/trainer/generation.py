@@ -21,7 +21,7 @@ from verl.trainer.plan import describe_machine, resolve_threads
 from verl.trainer.rollouts import generate, make_requests
 from verl.utils.checkpoint import write_atomically
 from verl.utils.devices import resolve_device
-from verl.workers.rollout.worker import RolloutOrder, RolloutSetup
+from verl.workers.setup import RolloutOrder, RolloutSetup
 
 SETTINGS_FILE = "settings.json"
 REPORT_FILE = "report.json"

@@ -31,8 +31,7 @@ from verl.utils.balancing import balanced_partition, restore_order
 from verl.utils.devices import resolve_device
 from verl.utils.seeding import derive_seed
 from verl.utils.tracking import Tracker, make_tracker
-from verl.workers.hybrid import ActorSetup
-from verl.workers.rollout.worker import RolloutOrder, RolloutSetup
+from verl.workers.setup import ActorSetup, RolloutOrder, RolloutSetup
 
 
 class PPOTrainer:

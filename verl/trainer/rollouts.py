@@ -11,7 +11,7 @@ from agentgym_rl.types import Item, Trajectory
 from verl.single_controller.base import WorkerGroup
 from verl.utils.balancing import restore_order
 from verl.utils.seeding import derive_seed
-from verl.workers.rollout.worker import RolloutOrder
+from verl.workers.setup import RolloutOrder
 
 
 def make_requests(items: Sequence[Item], *, n: int, purpose: str, seed: int) -> list[RolloutRequest]:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from verl.config import ActorConfig, RefConfig
 from verl.protocol import DataProto
 from verl.single_controller.base import WorkerContext
 from verl.trainer.core_algos import BatchTotals
@@ -17,19 +15,8 @@ from verl.utils.devices import peak_memory_gib
 from verl.utils.seeding import derive_seed, seed_everything
 from verl.workers.actor import Actor
 from verl.workers.reference import Reference
-from verl.workers.rollout.worker import RolloutSetup, RolloutWorker
-
-
-@dataclass(frozen=True)
-class ActorSetup:
-    """What a hybrid worker has beyond a rollout worker."""
-
-    actor: ActorConfig
-    ref: RefConfig | None
-    """None: no KL term needs a reference model."""
-    total_updates: int
-    """Optimizer steps of the whole run, which the learning rate follows."""
-    loss_norm_constant: float
+from verl.workers.rollout.worker import RolloutWorker
+from verl.workers.setup import ActorSetup, RolloutSetup
 
 
 class HybridWorker(RolloutWorker):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from itertools import chain
 
 import pytest
@@ -146,3 +148,9 @@ def test_the_plan_says_the_resolved_numbers() -> None:
     assert "rounds: 10 in steps 1-2, 20 in steps 3-4, 30 in steps 5-6" in text
     assert "1 worker (ray, cpu, 3 threads each" in text
     assert plan.total_updates == 48
+
+
+def test_the_driver_does_not_import_what_only_workers_need() -> None:
+    heavy = {"transformers", "torch.distributed.fsdp", "torch.distributed.checkpoint"}
+    program = f"import sys, verl.trainer.ppo, verl.trainer.generation; print(*sorted({heavy} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "\n"

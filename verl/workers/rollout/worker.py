@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from agentgym_rl.agent.chat import ChatTemplate
 from agentgym_rl.client.base import EnvClient
 from agentgym_rl.envs.registry import get_spec
-from agentgym_rl.rollout.collector import RolloutRequest, RolloutSettings, TokenLimits, collect
+from agentgym_rl.rollout.collector import RolloutRequest, RolloutSettings, collect
 from agentgym_rl.rollout.log import TrajectoryLog
-from agentgym_rl.types import SamplingParams, Trajectory
-from verl.config import AgentGymConfig, ModelConfig, RolloutConfig
+from agentgym_rl.types import Trajectory
 from verl.models.loading import compute_dtype, load_policy
 from verl.single_controller.base import WorkerContext
 from verl.utils.distributed import destroy_process_group
@@ -21,33 +19,7 @@ from verl.utils.seeding import derive_seed
 from verl.workers.peers import join_peers
 from verl.workers.rollout.engine import Engine
 from verl.workers.rollout.hf_engine import HFEngine
-
-
-@dataclass(frozen=True)
-class RolloutSetup:
-    """What a rollout worker is made of."""
-
-    model: ModelConfig
-    agentgym: AgentGymConfig
-    rollout: RolloutConfig
-    limits: TokenLimits
-    log_dir: str
-    """Folder of the trajectory files."""
-    seed: int
-
-
-@dataclass(frozen=True)
-class RolloutOrder:
-    """What the trajectories of one call share."""
-
-    step: int
-    """Training step, 0 outside training."""
-    max_rounds: int
-    sampling: SamplingParams
-    log_name: str
-    """Folder of this call's trajectory files under `RolloutSetup.log_dir`, e.g. ``step7``."""
-    append: bool = False
-    """Add to what these files hold, rather than begin them anew."""
+from verl.workers.setup import RolloutOrder, RolloutSetup
 
 
 class RolloutWorker:

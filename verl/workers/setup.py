@@ -1,0 +1,51 @@
+"""What the driver tells its workers, without what the workers are made of.
+
+The driver imports this and not the workers' own modules: transformers and FSDP alone take it seconds to import.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agentgym_rl.rollout.collector import TokenLimits
+from agentgym_rl.types import SamplingParams
+from verl.config import ActorConfig, AgentGymConfig, ModelConfig, RefConfig, RolloutConfig
+
+
+@dataclass(frozen=True)
+class RolloutSetup:
+    """What a rollout worker is made of."""
+
+    model: ModelConfig
+    agentgym: AgentGymConfig
+    rollout: RolloutConfig
+    limits: TokenLimits
+    log_dir: str
+    """Folder of the trajectory files."""
+    seed: int
+
+
+@dataclass(frozen=True)
+class RolloutOrder:
+    """What the trajectories of one call share."""
+
+    step: int
+    """Training step, 0 outside training."""
+    max_rounds: int
+    sampling: SamplingParams
+    log_name: str
+    """Folder of this call's trajectory files under `RolloutSetup.log_dir`, e.g. ``step7``."""
+    append: bool = False
+    """Add to what these files hold, rather than begin them anew."""
+
+
+@dataclass(frozen=True)
+class ActorSetup:
+    """What a hybrid worker has beyond a rollout worker."""
+
+    actor: ActorConfig
+    ref: RefConfig | None
+    """None: no KL term needs a reference model."""
+    total_updates: int
+    """Optimizer steps of the whole run, which the learning rate follows."""
+    loss_norm_constant: float
