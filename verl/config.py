@@ -407,8 +407,8 @@ class TrainerConfig:
         _one_of("trainer.resume_mode", self.resume_mode, ("auto", "disable", "resume_path"))
         for name in ("save_freq", "test_freq"):
             value = getattr(self, name)
-            if value != -1:
-                _at_least(f"trainer.{name}", value, 1)
+            if value < 1 and value != -1:
+                raise ConfigError(f"trainer.{name}={value!r}: must be at least 1, or -1")
         if self.resume_mode == "resume_path" and not self.resume_from_path:
             raise ConfigError(
                 "trainer.resume_mode=resume_path needs trainer.resume_from_path, a folder global_step_<N>"

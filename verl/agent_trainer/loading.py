@@ -192,6 +192,9 @@ def _set(config: DictConfig, root: type, key: str, value: Any) -> None:
         return
     if dataclasses.is_dataclass(field_type):
         raise ConfigError(f"{key}={value!r}: is a branch with the keys {', '.join(_field_types(field_type))}")
+    if value == "":
+        # What `key=$VARIABLE` gives when the variable is not set; as a path it would mean the current folder.
+        raise ConfigError(f"{key}='': is empty; must be {_type_name(field_type)}")
     try:
         OmegaConf.update(config, key, value)
     except OmegaConfBaseException as error:
@@ -243,6 +246,7 @@ def _leaves(node: Any, prefix: str) -> Iterator[str]:
 
 
 _TYPE_NAMES: Mapping[Any, str] = {
+    Any: "a value or a list",
     bool: "true or false",
     int: "an int",
     float: "a number",
