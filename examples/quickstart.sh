@@ -6,13 +6,15 @@
 # Every key=value reaches the trainer (verl/config.py documents them), e.g. trainer.total_training_steps=20.
 #
 # Variables:
-#   OUT      folder of this run                         (default: saves/quickstart/<time>)
-#   SEED     seed of weights, data order and sampling   (default: 0)
-#   MODEL    small, or smollm2: SmolLM2-135M-Instruct   (default: small)
-#   DEPTHS   crafting depths of the goals               (default: see below)
-#   SFT_S    seconds of the warm-up
-#   STEPS    training steps
-#   WORKERS  worker processes                           (default: the number of cores, at most 2)
+#   OUT         folder of this run                                    (default: saves/quickstart/<time>)
+#   SEED        seed of weights, data order and sampling              (default: 0)
+#   MODEL       small, or smollm2: SmolLM2-135M-Instruct              (default: small)
+#   WORKERS     worker processes                                      (default: the number of cores, at most 2)
+#   SFT_DEPTHS  crafting depths of the goals in the warm-up
+#   DEPTHS      crafting depths of the goals trained on by RL, and of the held-out ones
+#   SFT_STEPS   optimizer steps of the warm-up: it stops early, so that there is something left to learn
+#   STEPS       training steps
+#   SAMPLES     trajectories per held-out goal in an evaluation
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -20,9 +22,11 @@ MODEL=${MODEL:-small}
 SEED=${SEED:-0}
 OUT=${OUT:-saves/quickstart/$(date +%Y%m%d-%H%M%S)}
 WORKERS=${WORKERS:-$(( $(nproc) < 2 ? 1 : 2 ))}
+SAMPLES=${SAMPLES:-8}
 case $MODEL in
 small)
-  DEPTHS=${DEPTHS:-1}; SFT_S=${SFT_S:-100}; STEPS=${STEPS:-60}
+  extras=()
+  SFT_DEPTHS=${SFT_DEPTHS:-1 2}; SFT_STEPS=${SFT_STEPS:-450}; DEPTHS=${DEPTHS:-1}; STEPS=${STEPS:-50}
   sft=(data.train_batch_size=16 optim.lr=2e-3 optim.lr_warmup_steps=30)
   rl=(
     data.train_batch_size=24 actor_rollout_ref.rollout.n=8 actor_rollout_ref.actor.ppo_mini_batch_size=24
@@ -30,7 +34,8 @@ small)
   )
   ;;
 smollm2)
-  extras=(smollm2); DEPTHS=${DEPTHS:-1}; SFT_S=${SFT_S:-300}; STEPS=${STEPS:-4}
+  extras=(smollm2)
+  SFT_DEPTHS=${SFT_DEPTHS:-1}; SFT_STEPS=${SFT_STEPS:-12}; DEPTHS=${DEPTHS:-1}; STEPS=${STEPS:-4}
   sft=(data.train_batch_size=8 optim.lr=1e-4)
   rl=(
     data.train_batch_size=4 actor_rollout_ref.rollout.n=4 actor_rollout_ref.actor.ppo_mini_batch_size=4
@@ -45,6 +50,10 @@ esac
 
 bash scripts/setup.sh train envs "${extras[@]}"
 source .venv/bin/activate
+if [ -e "$OUT/sft" ]; then
+  echo "OUT=$OUT: holds an earlier run; choose another folder or remove it" >&2
+  exit 2
+fi
 mkdir -p "$OUT"
 
 echo "== environment server"
@@ -57,22 +66,25 @@ url=$(cat "$OUT/server.url")
 echo "TextCraft at $url"
 
 echo "== data and base model"
-python examples/quickstart/pick_items.py --depths $DEPTHS --out "$OUT/data"
+python examples/quickstart/pick_items.py --depths $DEPTHS --worlds 4 --out "$OUT/data"
+python examples/quickstart/pick_items.py --depths $SFT_DEPTHS --out "$OUT/data/warm-up"
 if [ "$MODEL" = smollm2 ]; then
-  agentgym-rl demonstrate textcraft --items "$OUT/data/train.json" --out "$OUT/data/demonstrations.jsonl" --strategy act
+  agentgym-rl demonstrate textcraft --items "$OUT/data/warm-up/train.json" \
+    --out "$OUT/data/demonstrations.jsonl" --strategy act
   python scripts/smollm2.py --out saves/smollm2
   base=saves/smollm2
 else
   python examples/quickstart/make_demonstrations.py \
-    --train-file "$OUT/data/train.json" --out "$OUT/data/demonstrations.jsonl" --seed "$SEED"
-  python examples/quickstart/make_model.py --train-file "$OUT/data/train.json" --out "$OUT/base" --seed "$SEED"
+    --train-file "$OUT/data/warm-up/train.json" --out "$OUT/data/demonstrations.jsonl" --seed "$SEED"
+  python examples/quickstart/make_model.py \
+    --train-file "$OUT/data/warm-up/train.json" --out "$OUT/base" --seed "$SEED"
   base=$OUT/base
 fi
 
 devices=(trainer.device=cpu "trainer.n_gpus_per_node=$WORKERS")
 evaluate() { # model, folder
   python -m verl.agent_trainer.main_generation \
-    "model.path=$1" "data.path=$OUT/data/eval" data.n_samples=8 data.batch_size=64 "data.seed=$SEED" \
+    "model.path=$1" "data.path=$OUT/data/eval" "data.n_samples=$SAMPLES" data.batch_size=64 "data.seed=$SEED" \
     data.max_prompt_length=1024 data.max_response_length=1024 \
     agentgym.task_name=textcraft "agentgym.env_addr=$url" agentgym.strategy=act agentgym.max_rounds=10 \
     rollout.temperature=1 rollout.max_tokens=48 rollout.max_model_len=2048 "rollout.rollout_log_dir=$2" \
@@ -82,7 +94,7 @@ evaluate() { # model, folder
 echo "== warm-up: supervised training on demonstrations of the training goals"
 python -m verl.agent_trainer.main_sft \
   "model.path=$base" "data.train_file=$OUT/data/demonstrations.jsonl" "data.seed=$SEED" "trainer.seed=$SEED" \
-  trainer.total_epochs=1000 "trainer.max_time_s=$SFT_S" "trainer.default_local_dir=$OUT/sft" trainer.log_freq=50 \
+  "trainer.total_training_steps=$SFT_STEPS" "trainer.default_local_dir=$OUT/sft" trainer.log_freq=50 \
   "${sft[@]}" "${devices[@]}"
 
 echo "== evaluation on held-out goals, before"

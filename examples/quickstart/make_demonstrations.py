@@ -1,6 +1,6 @@
 """Writes the quickstart's warm-up data: demonstrations of the training goals, and the same under exchanged item names.
 
-    python examples/quickstart/make_demonstrations.py --train-file items.json --out demonstrations.jsonl --renamed 8
+    python examples/quickstart/make_demonstrations.py --train-file items.json --out demonstrations.jsonl
 
 A small model would learn by heart which goal takes which recipe, and fail on every other goal. Where each copy gives
 the items names of its own, all that helps is to look the recipe up in the list of commands, as for a goal never seen.
@@ -19,7 +19,7 @@ from agentgym_rl.data.demonstrations import demonstrate
 from agentgym_rl.data.items import load_items
 from agentgym_rl.envs.registry import get_spec
 from agentgym_rl.envs.textcraft.environment import recipe_book
-from agentgym_rl.types import Item, Message
+from agentgym_rl.types import Message
 
 OPENING_MESSAGES = 2
 """Instruction and acknowledgement: they name no items."""
@@ -72,28 +72,20 @@ class Renamer:
         return word[: self._dice.randint(1, len(word))] + other[self._dice.randrange(len(other)) :]
 
 
-def other_worlds(items: Sequence[Item], count: int) -> list[Item]:
-    """The items again ``count`` times, each time with an index that means the same goal among other distractors."""
-    num_goals = get_spec("textcraft").num_items
-    return [Item(item.task, item.index + num_goals * copy) for copy in range(1, count + 1) for item in items]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--train-file", type=Path, required=True, help="item list of the training goals")
     parser.add_argument("--out", type=Path, required=True, help="conversations to write")
-    parser.add_argument("--real", type=int, default=1, help="demonstrations of each goal under the items' own names")
-    parser.add_argument("--renamed", type=int, default=11, help="further ones of each goal under other names")
+    parser.add_argument("--renamed", type=int, default=11, help="further copies of each under other names")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
 
     items = load_items(options.train_file, "textcraft")
-    rows = demonstrate(other_worlds(items, options.real + options.renamed), get_spec("textcraft"), "act")
-    renamer = Renamer(rows, random.Random(options.seed))
-    num_real = options.real * len(items)
-    rows = [*rows[:num_real], *map(renamer.rename, rows[num_real:])]
-    write_conversations(options.out, rows)
-    print(f"demonstrations: {num_real} as they are and {len(rows) - num_real} with other item names")
+    real = demonstrate(items, get_spec("textcraft"), "act")
+    renamer = Renamer(real, random.Random(options.seed))
+    renamed = [renamer.rename(row) for _ in range(options.renamed) for row in real]
+    write_conversations(options.out, [*real, *renamed])
+    print(f"demonstrations: {len(real)} as they are and {len(renamed)} with other item names")
 
 
 if __name__ == "__main__":
