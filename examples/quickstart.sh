@@ -26,7 +26,7 @@ SAMPLES=${SAMPLES:-8}
 case $MODEL in
 small)
   extras=()
-  SFT_DEPTHS=${SFT_DEPTHS:-1 2}; SFT_STEPS=${SFT_STEPS:-450}; DEPTHS=${DEPTHS:-1}; STEPS=${STEPS:-50}
+  SFT_DEPTHS=${SFT_DEPTHS:-1 2}; SFT_STEPS=${SFT_STEPS:-320}; DEPTHS=${DEPTHS:-1}; STEPS=${STEPS:-45}
   sft=(data.train_batch_size=16 optim.lr=2e-3 optim.lr_warmup_steps=30)
   rl=(
     data.train_batch_size=24 actor_rollout_ref.rollout.n=8 actor_rollout_ref.actor.ppo_mini_batch_size=24
