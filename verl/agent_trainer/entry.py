@@ -12,6 +12,7 @@ from agentgym_rl.errors import AgentGymError, ConfigError
 from agentgym_rl.threads import limit_threads
 from verl.agent_trainer.loading import as_yaml, load_config, parse_command_line
 from verl.single_controller.base import WorkerError
+from verl.single_controller.ending import leave_if_stuck
 
 ConfigT = TypeVar("ConfigT")
 
@@ -29,6 +30,14 @@ def run(
     0 when done; 2 with one line on stderr when the user's input is wrong; 1 when the run failed (a worker's own
     traceback first); 130 or 143 after SIGINT or SIGTERM, with everything that was started ended.
     """
+    status = _run(argv, work, root, program=program, config_name=config_name)
+    leave_if_stuck(status)
+    return status
+
+
+def _run(
+    argv: Sequence[str], work: Callable[[ConfigT], None], root: type[ConfigT], *, program: str, config_name: str
+) -> int:
     limit_threads(1)  # The driver only prepares batches; the cores belong to the workers and the servers.
     command_line = parse_command_line(argv, program=program, config_name=config_name)
     signal.signal(signal.SIGTERM, _exit_on_signal)

@@ -29,6 +29,10 @@ class WorkerError(AgentGymError):
         self.worker_traceback = worker_traceback
 
 
+class ClusterError(AgentGymError):
+    """What runs the workers, a process of Ray's own, has died."""
+
+
 @dataclass(frozen=True)
 class WorkerContext:
     """What a worker knows of its place in the group."""
@@ -72,7 +76,7 @@ class WorkerGroup(ABC):
         """Call ``method`` on every worker at once, on rank r with ``args[r]``; results by rank.
 
         ``on_progress`` gets what the workers report while they work.
-        Raises `WorkerError` at the first worker's failure.
+        Raises `WorkerError` at the first worker's failure, `ClusterError` if what runs the workers has died.
         """
 
     def call_all(self, method: str, *args: Any, on_progress: Report | None = None) -> list[Any]:
@@ -81,7 +85,7 @@ class WorkerGroup(ABC):
 
     @abstractmethod
     def shutdown(self) -> None:
-        """End the workers; harmless when repeated."""
+        """End the workers, in limited time whatever has died before; harmless when repeated."""
 
     def __enter__(self) -> Self:
         return self

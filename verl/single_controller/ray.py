@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import functools
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from agentgym_rl.errors import ConfigError
 from agentgym_rl.threads import thread_environment
-from verl.single_controller import watchdog
-from verl.single_controller.base import Report, WorkerContext, WorkerError, WorkerGroup, WorkerSpec
+from verl.single_controller import ending, watchdog
+from verl.single_controller.base import ClusterError, Report, WorkerContext, WorkerError, WorkerGroup, WorkerSpec
 from verl.single_controller.signals import sigterm_handler_kept
 
 _PASSED_ON_PREFIXES = ("AGENTGYM_", "CUDA_", "GLOO_", "HF_", "NCCL_", "TORCH_")
@@ -30,6 +32,12 @@ _OBJECT_STORE_BYTES = 256 * 2**20
 _PLACEMENT_TIMEOUT_S = 120.0
 _PROGRESS_INTERVAL_S = 0.3
 _PROGRESS_KEY = "progress"
+# How long a wait for workers goes on before a look at whether Ray itself lives.
+_CHECK_INTERVAL_S = 1.0
+# Without them no call comes back: Ray waits for a minute or for ever.
+_VITAL_PROCESSES = ("gcs_server", "raylet")
+# A healthy Ray takes one or two; one of which parts have died may never answer.
+_TEARDOWN_LIMIT_S = 10.0
 
 
 class RayWorkerGroup(WorkerGroup):
@@ -62,6 +70,7 @@ class RayWorkerGroup(WorkerGroup):
     ) -> list[Any]:
         if len(args) != self.world_size:
             raise ValueError(f"{len(args)} sets of arguments for {self.world_size} workers")
+        self._session.check()
         reported = self._progress() if on_progress else 0  # before any worker can add to it
         calls = [actor.call.remote(method, each) for actor, each in zip(self._actors, args, strict=True)]
         return self._wait(calls, on_progress, reported)
@@ -69,11 +78,15 @@ class RayWorkerGroup(WorkerGroup):
     def _wait(self, calls: list[Any], on_progress: Report | None = None, reported: int = 0) -> list[Any]:
         """Results by rank; the first call that fails ends the wait, since its peers may be waiting for it for ever.
 
+        Raises `ClusterError` within seconds after Ray's own processes have died.
         ``on_progress`` hears what the workers add to the ``reported`` units of earlier calls.
         """
         pending, results = list(calls), {}
+        interval_s = _PROGRESS_INTERVAL_S if on_progress else _CHECK_INTERVAL_S
         while pending:
-            done, pending = ray.wait(pending, num_returns=1, timeout=_PROGRESS_INTERVAL_S if on_progress else None)
+            done, pending = ray.wait(pending, num_returns=1, timeout=interval_s)
+            if not done:
+                self._session.check()
             for call in done:
                 rank = calls.index(call)
                 results[rank] = self._result(call, rank)
@@ -87,8 +100,11 @@ class RayWorkerGroup(WorkerGroup):
             return ray.get(call)
         except RayTaskError as error:
             raise WorkerError(rank, self.world_size, error.cause, str(error)) from None
-        except (ActorDiedError, ActorUnavailableError) as error:
-            raise WorkerError(rank, self.world_size, None, str(error)) from None
+        except RayError as error:
+            self._session.check()  # Workers die with their raylet, which is then the news.
+            if isinstance(error, (ActorDiedError, ActorUnavailableError)):
+                raise WorkerError(rank, self.world_size, None, str(error)) from None
+            raise
 
     def _progress(self) -> int:
         from torch.distributed import DistError
@@ -99,50 +115,92 @@ class RayWorkerGroup(WorkerGroup):
             return 0  # The worker that serves the store has died: its own call is about to say so.
 
     def shutdown(self) -> None:
-        for actor in self._actors:
-            ray.kill(actor)
-        self._actors = []
-        if self._placement is not None:
-            remove_placement_group(self._placement)
-            self._placement = None
-        self._session.close()
+        actors, self._actors = self._actors, []
+        placement, self._placement = self._placement, None
+        self._session.close(functools.partial(_release, actors, placement))
+
+
+def _release(actors: list[Any], placement: PlacementGroup | None) -> None:
+    """Give back what a group holds of a cluster that lives on."""
+    for actor in actors:
+        ray.kill(actor)
+    if placement is not None:
+        remove_placement_group(placement)
 
 
 class _RaySession:
-    """Ray as this process uses it: joined if it already runs, else started and ended here."""
+    """Ray as this process uses it: one that it found running, one that it joined, or its own, which ends with it."""
 
-    def __init__(self, *, owned: bool, watch: watchdog.DeathWatch | None) -> None:
-        self._owned = owned
+    def __init__(self, *, connected_here: bool, watch: watchdog.DeathWatch | None = None) -> None:
+        """``watch`` is there for a Ray of this process's own."""
+        self._connected_here = connected_here
         self._watch = watch
+        self._vital: dict[str, watchdog.Process] = {}
+        self._open = True
 
     @classmethod
     def open(cls, num_cpus: int) -> _RaySession:
         if ray.is_initialized():
-            return cls(owned=False, watch=None)
+            return cls(connected_here=False)
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         # Ray starts workers at niceness 15, where anything else on the machine starves them; they are the work here.
         os.environ.setdefault("RAY_worker_niceness", "0")
-        with sigterm_handler_kept():
-            if os.environ.get("RAY_ADDRESS"):
-                ray.init(logging_level=logging.WARNING)
-                return cls(owned=True, watch=None)
-            watch = watchdog.DeathWatch() if watchdog.is_supported() else None
-            ray.init(
-                address="local",
-                num_cpus=num_cpus,
-                object_store_memory=_OBJECT_STORE_BYTES,
-                include_dashboard=False,
-                log_to_driver=True,
-                logging_level=logging.ERROR,
-            )
-            return cls(owned=True, watch=watch)
+        owned = not os.environ.get("RAY_ADDRESS")
+        watch = watchdog.DeathWatch() if owned and watchdog.is_supported() else None
+        session = cls(connected_here=True, watch=watch)
+        try:
+            with sigterm_handler_kept():
+                if owned:
+                    session._start(num_cpus)
+                else:
+                    ray.init(logging_level=logging.WARNING)
+        except BaseException:
+            session.close()
+            raise
+        # For exits that pass the group by. Hooks run last in, first out: these before Ray's own, which may block.
+        atexit.register(ending.leave_if_stuck, 1)
+        atexit.register(session.close)
+        return session
 
-    def close(self) -> None:
-        if self._owned:
+    def _start(self, num_cpus: int) -> None:
+        ray.init(
+            address="local",
+            num_cpus=num_cpus,
+            object_store_memory=_OBJECT_STORE_BYTES,
+            include_dashboard=False,
+            log_to_driver=True,
+            logging_level=logging.ERROR,
+        )
+        if watchdog.is_supported():
+            self._vital = watchdog.children_named(_VITAL_PROCESSES)
+
+    def check(self) -> None:
+        """Raise `ClusterError` if a process has died without which this process's own Ray cannot answer."""
+        for name, process in self._vital.items():
+            if not watchdog.is_alive(process):
+                raise ClusterError(
+                    f"Ray's {name} (process {process.pid}) has died, which ends the run: it was killed, perhaps for "
+                    "want of memory; its log is in Ray's folder for this session, by default under /tmp/ray"
+                )
+
+    def close(self, release: Callable[[], object] | None = None) -> None:
+        """``release`` what others could use, and end what was started here; in limited time, since Ray may be dead."""
+        if not self._open:
+            return
+        self._open = False
+        try:
+            ending.run_bounded(functools.partial(self._leave, release), limit_s=_TEARDOWN_LIMIT_S)
+        finally:
+            if self._watch is not None:
+                self._watch.close()
+
+    def _leave(self, release: Callable[[], object] | None) -> None:
+        # Whatever Ray does not manage any more, the watch ends, or the cluster when this process is gone.
+        with contextlib.suppress(RayError):
+            if release is not None and self._watch is None:
+                release()
+        if self._connected_here:
             ray.shutdown()
-        if self._watch is not None:
-            self._watch.close()
-        self._owned, self._watch = False, None
 
 
 def _reserve(nnodes: int, workers_per_node: int, *, gpu: bool) -> PlacementGroup:

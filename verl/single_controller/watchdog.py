@@ -7,18 +7,21 @@ It is run as a file, by a bare interpreter, so it uses the standard library alon
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 _LOOK_INTERVAL_S = 0.5
 _GRACE_S = 2.0
+# Twice the grace, and room for a machine under load.
+_CLOSE_LIMIT_S = 15.0
 
 
 class Process(NamedTuple):
@@ -30,6 +33,8 @@ class Process(NamedTuple):
 
 
 class Stat(NamedTuple):
+    name: str
+    """Of the program, cut to 15 characters."""
     parent: int
     start: int
 
@@ -54,7 +59,8 @@ class DeathWatch:
         if self._write_end >= 0:
             os.close(self._write_end)
             self._write_end = -1
-            self._process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_CLOSE_LIMIT_S)
 
 
 def is_supported() -> bool:
@@ -62,8 +68,27 @@ def is_supported() -> bool:
     return Path("/proc/self/stat").exists()
 
 
+def children_named(names: Container[str]) -> dict[str, Process]:
+    """This process's living children whose program has one of ``names``, by name."""
+    children = {}
+    for pid in _all_pids():
+        stat = _stat(pid)
+        if stat is not None and stat.parent == os.getpid() and stat.name in names:
+            children[stat.name] = Process(pid, stat.start)
+    return children
+
+
+def is_alive(process: Process) -> bool:
+    """False for a zombie too."""
+    stat = _stat(process.pid)
+    return stat is not None and stat.start == process.start
+
+
 def watch(read_end: int, driver: int) -> None:
     """Remember the driver's descendants until it is gone, then end those that are left."""
+    # Whoever ends the driver's whole family at once must not end its cleaner first.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     seen: set[Process] = set()
     while not select.select([read_end], [], [], _LOOK_INTERVAL_S)[0]:
         seen |= _descendants({driver} | {process.pid for process in _alive(seen)})
@@ -92,20 +117,15 @@ def _send(number: signal.Signals, processes: Iterable[Process]) -> None:
 
 
 def _alive(processes: set[Process]) -> Iterator[Process]:
-    for process in processes:
-        stat = _stat(process.pid)
-        if stat is not None and stat.start == process.start:
-            yield process
+    return filter(is_alive, processes)
 
 
 def _descendants(roots: set[int]) -> set[Process]:
     """All living descendants of ``roots``, this process left out."""
     children: dict[int, list[Process]] = {}
-    for entry in os.listdir("/proc"):
-        if not entry.isdigit() or int(entry) == os.getpid():
-            continue
-        if (stat := _stat(int(entry))) is not None:
-            children.setdefault(stat.parent, []).append(Process(int(entry), stat.start))
+    for pid in _all_pids():
+        if pid != os.getpid() and (stat := _stat(pid)) is not None:
+            children.setdefault(stat.parent, []).append(Process(pid, stat.start))
     found: set[Process] = set()
     queue = list(roots)
     while queue:
@@ -116,15 +136,20 @@ def _descendants(roots: set[int]) -> set[Process]:
     return found
 
 
+def _all_pids() -> Iterator[int]:
+    return (int(entry) for entry in os.listdir("/proc") if entry.isdigit())
+
+
 def _stat(pid: int) -> Stat | None:
-    """Parent and start time of a living process; None for one that is gone or a zombie."""
+    """What is known of a living process; None for one that is gone or a zombie."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return None
     # The name may contain spaces and brackets; after its last bracket come state, parent, ..., start time (field 22).
-    fields = text.rpartition(")")[2].split()
-    return None if fields[0] == "Z" else Stat(int(fields[1]), int(fields[19]))
+    head, _, tail = text.rpartition(")")
+    fields = tail.split()
+    return None if fields[0] == "Z" else Stat(head.partition("(")[2], int(fields[1]), int(fields[19]))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -129,7 +130,9 @@ def work(config):
     spec = WorkerSpec("support.toy_workers:Calculator", args=(), num_threads=1, device="cpu")
     with start_workers(spec, config.trainer) as group:
         print(*[pid for *_, pid in group.call_all("where")], flush=True)
-        group.call_all("fail_on", -1)
+        if {busy!r}:
+            group.call_all("fail_on", -1)
+        sys.stdin.readline()
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 argv = ["data.train_file=x", "model.path=x", "trainer.n_gpus_per_node=2"]
@@ -137,17 +140,68 @@ sys.exit(run(argv, work, SFTConfig, program="test", config_name="sft_trainer"))
 """
 
 
+@contextmanager
+def driver_of_its_own_ray(*, busy: bool = True) -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process]]]:
+    """A driver whose two workers are up, ``busy`` in a call or not, with its descendants; at last none is left."""
+    program = DRIVER.format(root=str(Path(__file__).parents[3]), busy=busy)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", program], **pipes, text=True) as driver:
+        family: list[psutil.Process] = []
+        try:
+            assert driver.stdout is not None
+            workers = [int(pid) for pid in driver.stdout.readline().split()]
+            family = psutil.Process(driver.pid).children(recursive=True)
+            assert {process.pid for process in family} >= set(workers) and len(workers) == 2
+            yield driver, family
+            _, alive = psutil.wait_procs([process for process in family if process.is_running()], timeout=30)
+            assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
+        finally:
+            driver.kill()
+            for process in family:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+
+
+def kill(victims: set[str], family: list[psutil.Process]) -> None:
+    """``victims``: names of programs, as far as they go."""
+    for process in family:
+        with suppress(psutil.NoSuchProcess):
+            if process.name().startswith(tuple(victims)):
+                process.kill()
+
+
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGKILL, -9), (signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_nothing_outlives_its_driver_whose_status_tells_the_signal(number: signal.Signals, status: int) -> None:
-    root = str(Path(__file__).parents[3])
-    driver = subprocess.Popen([sys.executable, "-c", DRIVER.format(root=root)], stdout=subprocess.PIPE, text=True)
-    try:
-        assert driver.stdout is not None
-        workers = [int(pid) for pid in driver.stdout.readline().split()]
-        family = psutil.Process(driver.pid).children(recursive=True)
-        assert {process.pid for process in family} >= set(workers) and len(workers) == 2
-    finally:
+    with driver_of_its_own_ray() as (driver, _):
         driver.send_signal(number)
-    assert driver.wait(timeout=60) == status
-    _, alive = psutil.wait_procs([process for process in family if process.is_running()], timeout=30)
-    assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
+        driver.communicate(timeout=60)
+        assert driver.returncode == status
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "victims"),
+    [(signal.SIGTERM, 143, {"raylet"}), (signal.SIGINT, 130, {"raylet", "gcs_server", "ray::_Worker"})],
+)
+def test_nor_where_parts_of_ray_are_killed_with_it(number: signal.Signals, status: int, victims: set[str]) -> None:
+    with driver_of_its_own_ray() as (driver, family):
+        kill(victims, family)
+        driver.send_signal(number)
+        driver.communicate(timeout=60)
+        assert driver.returncode == status
+
+
+@pytest.mark.parametrize("victim", ["raylet", "gcs_server"])
+def test_a_run_ends_with_the_death_of_ray_and_says_so(victim: str) -> None:
+    with driver_of_its_own_ray() as (driver, family):
+        kill({victim}, family)
+        _, errors = driver.communicate(timeout=60)
+        assert driver.returncode == 1
+        assert f"error: Ray's {victim} (process " in errors.splitlines()[-1]
+        assert "Traceback" not in errors
+
+
+def test_a_run_that_is_done_keeps_its_status_though_ray_has_died() -> None:
+    with driver_of_its_own_ray(busy=False) as (driver, family):
+        kill({"raylet", "gcs_server"}, family)
+        driver.communicate("\n", timeout=60)
+        assert driver.returncode == 0
