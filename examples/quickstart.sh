@@ -22,11 +22,10 @@ MODEL=${MODEL:-small}
 SEED=${SEED:-0}
 OUT=${OUT:-saves/quickstart/$(date +%Y%m%d-%H%M%S)}
 WORKERS=${WORKERS:-$(( $(nproc) < 2 ? 1 : 2 ))}
-SAMPLES=${SAMPLES:-8}
 case $MODEL in
 small)
   extras=()
-  SFT_DEPTHS=${SFT_DEPTHS:-1 2}; SFT_STEPS=${SFT_STEPS:-320}; DEPTHS=${DEPTHS:-1}; STEPS=${STEPS:-45}
+  SFT_DEPTHS=${SFT_DEPTHS:-1 2}; SFT_STEPS=${SFT_STEPS:-320}; DEPTHS=${DEPTHS:-1}; STEPS=${STEPS:-45}; SAMPLES=${SAMPLES:-8}
   sft=(data.train_batch_size=16 optim.lr=2e-3 optim.lr_warmup_steps=30)
   rl=(
     data.train_batch_size=24 actor_rollout_ref.rollout.n=8 actor_rollout_ref.actor.ppo_mini_batch_size=24
@@ -35,7 +34,7 @@ small)
   ;;
 smollm2)
   extras=(smollm2)
-  SFT_DEPTHS=${SFT_DEPTHS:-1}; SFT_STEPS=${SFT_STEPS:-12}; DEPTHS=${DEPTHS:-1}; STEPS=${STEPS:-4}
+  SFT_DEPTHS=${SFT_DEPTHS:-1}; SFT_STEPS=${SFT_STEPS:-12}; DEPTHS=${DEPTHS:-1}; STEPS=${STEPS:-4}; SAMPLES=${SAMPLES:-1}
   sft=(data.train_batch_size=8 optim.lr=1e-4)
   rl=(
     data.train_batch_size=4 actor_rollout_ref.rollout.n=4 actor_rollout_ref.actor.ppo_mini_batch_size=4

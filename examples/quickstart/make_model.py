@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers.utils.logging import disable_progress_bar
 
 from agentgym_rl.data.demonstrations import demonstrate
 from agentgym_rl.data.items import load_items
@@ -125,6 +126,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
 
+    disable_progress_bar()
     torch.manual_seed(options.seed)
     tokenizer = make_tokenizer(environment_text(options.train_file), options.vocab_size)
     model = make_model(

@@ -54,7 +54,8 @@ def main() -> None:
         )
         for depth in options.depths
     )
-    print(f"items: {num_train} goals to train on in {options.worlds} worlds each, {num_test} held out")
+    depths = " and ".join(map(str, options.depths))
+    print(f"items of depth {depths}: {num_train} goals to train on ({options.worlds} x), {num_test} held out")
 
 
 if __name__ == "__main__":
