@@ -17,6 +17,8 @@ SMALL_BATCHES = (
     "actor_rollout_ref.rollout.n=2",
     "actor_rollout_ref.actor.ppo_mini_batch_size=2",
     "actor_rollout_ref.actor.optim.lr=1e-5",
+    # A model that has hardly trained never succeeds: the entropy term is what there is to learn from.
+    "actor_rollout_ref.actor.entropy_coeff=0.001",
     "algorithm.adv_estimator=rloo",
 )
 
