@@ -83,6 +83,10 @@ class _Trim:
 
 _THOUGHT = "<think>\nweigh it\n</think>\n\nact"
 _PADDING = " \n"
+_REWRITING = (
+    "this chat template rewrites earlier messages %s; trajectories stay append-only, so their ids are what was sampled "
+    "and differ from a fresh render"
+)
 
 
 def _slot(index: int) -> str:
@@ -96,6 +100,8 @@ class ChatTemplate:
     Raises `ConfigError` at construction when the tokenizer has no template, when the template refuses a conversation of
     alternating user and assistant messages (with the template's own words), or when nothing can end a turn.
     Warns once when the template rewrites history: ids stay as they were sampled, so they differ from a fresh render.
+    A template that does so only after some prompts, as one that moves the system message along, is warned of at the
+    first prompt with those roles.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -106,7 +112,7 @@ class ChatTemplate:
         self._unknown_id = tokenizer.unk_token_id
         probe = [_slot_message(Role.USER, 0), _slot_message(Role.ASSISTANT, 1), _slot_message(Role.USER, 2)]
         render = self._render(probe, add_generation_prompt=True)
-        between_users, turn_gap, ending = self._split_at_slots(render, (0, 1), (1, 2), (2, None))
+        answer_header, turn_gap, ending = self._split_at_slots(render, (0, 1), (1, 2), (2, None))
         self._closings = {
             Role.USER: _after(self._render(probe[:1], add_generation_prompt=False), _slot(0)),
             Role.ASSISTANT: _after(self._render(probe[:2], add_generation_prompt=False), _slot(1)),
@@ -115,7 +121,7 @@ class ChatTemplate:
         self._set_control_tokens(self._render(probe, add_generation_prompt=True))
         self._context = self._find_context()
         self.rewrites_history = self._finds_rewriting()
-        """True when a fresh render of a longer conversation changes what stood earlier."""
+        """True when a fresh render of a longer conversation changes what stood earlier, whatever the prompt."""
         self.end_of_turn_id, turn_tail, gap = self._find_end_of_turn(turn_gap)
         """The token that ends an assistant turn."""
         eos = tokenizer.eos_token_id
@@ -123,13 +129,11 @@ class ChatTemplate:
             (self.end_of_turn_id,) if eos in (None, self.end_of_turn_id) else (self.end_of_turn_id, eos)
         )
         """Tokens at which an engine must stop: end-of-turn, and the model's end-of-text where that differs."""
-        self._answer_head, self._answer_tail = self._find_answer_frame(between_users, ending), turn_tail
+        self._answer_head, self._answer_tail = self._find_answer_frame(answer_header, ending), turn_tail
+        self._answer_opening = ending[len(answer_header) :] if ending.startswith(answer_header) else ""
         self._set_observation_frame(gap, ending)
         if self.rewrites_history:
-            logger.warning(
-                "this chat template rewrites earlier messages (such as removing their thoughts); trajectories stay "
-                "append-only, so their ids are what was sampled and differ from a fresh render"
-            )
+            logger.warning(_REWRITING, "(such as removing their thoughts)")
 
     # ------------------------------------------------------------------------------------------------------- encoding
 
@@ -144,6 +148,7 @@ class ChatTemplate:
         roles = tuple(Role(message.role) for message in messages)
         if roles not in self._layouts:
             self._layouts[roles] = self._layout(roles)
+            self._warn_of_rewriting_after(roles)
         pieces = [
             piece if isinstance(piece, _Piece) else _Piece(piece, self._trim(messages[piece]))
             for piece in self._layouts[roles]
@@ -162,7 +167,11 @@ class ChatTemplate:
         return EncodedText(encoded.ids, tuple(message_index + offset for offset in encoded.sequence_ids))
 
     def encode_answer(self, text: str) -> tuple[int, ...]:
-        """Ids of an assistant's text as the model would write it after a generation prompt, end-of-turn included."""
+        """Ids of an assistant's text as the model would write it after a generation prompt, end-of-turn included.
+
+        What the generation prompt already writes of it, such as the tag that opens a thought, is not written again.
+        """
+        text = text.removeprefix(self._answer_opening)
         content = text if self.rewrites_history else self._trims[Role.ASSISTANT](text)
         piece = _Piece(0, self._answer_head + content + self._answer_tail)
         return (*self._encode([piece], at_start=False).ids, self.end_of_turn_id)
@@ -322,13 +331,20 @@ class ChatTemplate:
                 return "" if ids[1:] == self._tokenizer.encode("a", add_special_tokens=False) else text
         return ""
 
-    def _finds_rewriting(self) -> bool:
-        roles = (Role.USER, Role.ASSISTANT, Role.USER, Role.ASSISTANT, Role.USER)
-        contents = (_slot(0), _THOUGHT, _slot(2), _THOUGHT, _slot(4))
-        messages = [Message(role, content) for role, content in zip(roles, contents, strict=True)]
-        renders = [self._render(messages[:count], add_generation_prompt=True) for count in (1, 3, 5)]
+    def _finds_rewriting(self, opening: tuple[Role, ...] = (Role.USER,)) -> bool:
+        """Whether two turns with thoughts after a prompt of these roles change what stood before them."""
+        roles = (*opening, Role.ASSISTANT, Role.USER, Role.ASSISTANT, Role.USER)
+        messages = [_slot_message(role, index) for index, role in enumerate(roles)]
+        for index in (len(opening), len(opening) + 2):
+            messages[index] = Message(Role.ASSISTANT, _THOUGHT)
+        ends = (len(opening), len(opening) + 2, len(roles))
+        renders = [self._render(messages[:end], add_generation_prompt=True) for end in ends]
         grows = all(later.startswith(earlier) for earlier, later in pairwise(renders))
         return not grows or renders[-1].count(_THOUGHT) != 2
+
+    def _warn_of_rewriting_after(self, opening: tuple[Role, ...]) -> None:
+        if not self.rewrites_history and self._finds_rewriting(opening):
+            logger.warning(_REWRITING, f"after a prompt of roles {', '.join(opening)}")
 
     def _find_end_of_turn(self, gap: str) -> tuple[int, str, str]:
         """The end-of-turn token, the text that a turn has before it, and the text between it and the observation."""
