@@ -7,7 +7,7 @@ object an `EnvSpec`. In that package's ``pyproject.toml``::
     myworld = "myworld:SPEC"
 
 Its environment is an `Environment`, its client an `EnvClient` that names task, description and an example action; then
-``agentgym-rl serve myworld`` serves it, and ``agentgym.task_name=myworld`` trains on it.
+``agentgym-rl serve myworld`` serves it, and ``actor_rollout_ref.agentgym.task_name=myworld`` trains on it.
 """
 
 from __future__ import annotations
@@ -88,7 +88,10 @@ def get_spec(task_name: str) -> EnvSpec:
         nearest = difflib.get_close_matches(task_name, known_tasks(), n=1)
         hint = f"; did you mean {nearest[0]}?" if nearest else ""
         raise ConfigError(f"agentgym.task_name={task_name!r}: known environments are {', '.join(known_tasks())}{hint}")
-    spec = point.load()
+    try:
+        spec = point.load()
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"entry point {point.value!r} of environment {task_name!r} does not load: {error}") from error
     if not isinstance(spec, EnvSpec):
         raise ConfigError(f"entry point {point.value!r} of environment {task_name!r} is {spec!r}, must be an EnvSpec")
     if spec.name != task_name:

@@ -73,6 +73,7 @@ def test_a_package_of_its_own_is_found_and_served_without_torch_or_ray(tmp_path:
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: thirdparty\nVersion: 1\n")
     (info / "entry_points.txt").write_text(
         "[agentgym_rl.envs]\nmyworld = thirdparty:SPEC\nbroken = os:sep\nother = thirdparty:SPEC\n"
+        "absent = no_such_module:SPEC\nnameless = thirdparty:SPEK\n"
     )
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
@@ -80,15 +81,19 @@ def test_a_package_of_its_own_is_found_and_served_without_torch_or_ray(tmp_path:
         "from agentgym_rl.envs.server import build_app\n"
         "build_app(get_spec('myworld'))\n"
         "print(sorted({'torch', 'ray', 'transformers', 'gymnasium'} & set(sys.modules)))\n"
-        "for task in ('broken', 'other'):\n"
+        "for task in ('broken', 'other', 'absent', 'nameless'):\n"
         "    try: get_spec(task)\n"
         "    except ValueError as error: print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
-    loaded, refused, misnamed = done.stdout.splitlines()
+    loaded, refused, misnamed, absent, nameless = done.stdout.splitlines()
     assert loaded == "[]"
     assert refused == "entry point 'os:sep' of environment 'broken' is '/', must be an EnvSpec"
     assert misnamed == "entry point 'thirdparty:SPEC' of environment 'other' is the EnvSpec of 'myworld'"
+    assert absent == (
+        "entry point 'no_such_module:SPEC' of environment 'absent' does not load: No module named 'no_such_module'"
+    )
+    assert nameless.startswith("entry point 'thirdparty:SPEK' of environment 'nameless' does not load: ")
 
 
 @pytest.mark.parametrize(
