@@ -189,7 +189,11 @@ class SessionPool:
                 waiting.set_exception(error)
         else:
             del self._opening[session]
-            self.put_back(session)
+            # Whoever waits was counted on this session, so it goes to no other, not even to make room for a fresh one.
+            if (waiting := self._next_waiting()) is not None:
+                waiting.set_result(session)
+            else:
+                self.put_back(session)
 
     async def _open_fresh(self) -> EnvSession:
         if self._idle:

@@ -1,0 +1,96 @@
+"""The session pool: whoever waits for a session gets one, whatever happens to the others."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import threading
+
+import pytest
+
+from agentgym_rl.errors import EnvServerError
+from agentgym_rl.rollout.sessions import SessionPool
+
+
+class _Client:
+    def close(self) -> None:
+        pass
+
+
+class _Gated:
+    """Clients that open one by one, when the test says so."""
+
+    def __init__(self) -> None:
+        self.gates: list[threading.Event] = []
+
+    def __call__(self) -> _Client:
+        gate = threading.Event()
+        self.gates.append(gate)
+        gate.wait()
+        return _Client()
+
+    async def begun(self, count: int) -> None:
+        while len(self.gates) < count:
+            await asyncio.sleep(0.001)
+
+    def open_all(self) -> None:
+        for gate in self.gates:
+            gate.set()
+
+
+def test_a_session_that_opens_while_a_fresh_one_is_awaited_goes_to_who_waits_for_it():
+    async def scenario() -> None:
+        make_client = _Gated()
+        pool = SessionPool(make_client)
+        first = asyncio.create_task(pool.acquire())
+        await make_client.begun(1)
+        fresh = asyncio.create_task(pool.acquire(fresh=True))
+        await make_client.begun(2)
+        make_client.gates[0].set()
+        try:
+            session = await asyncio.wait_for(first, timeout=10)
+            assert session.client is not None
+        finally:
+            make_client.open_all()
+            pool.put_back(await fresh)
+            await pool.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_every_acquire_ends_in_any_order_of_openings_faults_and_retries(seed):
+    """Some clients fail to open; some trajectories end in a fault and ask for a fresh session, as in the collector."""
+    dice, counter = random.Random(seed), itertools.count()
+    delays = [dice.choice((0.0, 0.001, 0.003)) for _ in range(200)]
+    fails = [dice.random() < 0.2 for _ in range(200)]
+
+    def make_client() -> _Client:
+        number = next(counter)
+        threading.Event().wait(delays[number])
+        if fails[number]:
+            raise EnvServerError("no place")
+        return _Client()
+
+    async def trajectory(pool: SessionPool, number: int) -> str:
+        for fresh in (False, True):
+            try:
+                session = await pool.acquire(fresh=fresh)
+            except EnvServerError:
+                continue
+            await asyncio.sleep(delays[-1 - number])
+            if number % 3:
+                pool.put_back(session)
+                return "done"
+            pool.discard(session)
+        return "fault"
+
+    async def scenario() -> list[str]:
+        pool = SessionPool(make_client)
+        try:
+            return await asyncio.wait_for(asyncio.gather(*(trajectory(pool, i) for i in range(12))), timeout=20)
+        finally:
+            await pool.close()
+
+    assert len(asyncio.run(scenario())) == 12
