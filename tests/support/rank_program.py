@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from support.batches import random_batch
 
 from verl.config import ActorConfig, ModelConfig, OptimConfig
@@ -25,9 +26,8 @@ def main(rank: int, world_size: int, port: int, model: str, out: Path, load: str
     torch.set_num_threads(1)
     device = torch.device("cpu")
     if world_size > 1:
-        distributed.init_process_group(
-            rank=rank, world_size=world_size, master_address="127.0.0.1", master_port=port, device=device
-        )
+        store = dist.TCPStore("127.0.0.1", port, world_size, is_master=rank == 0)
+        distributed.init_process_group(store, rank=rank, world_size=world_size, device=device)
     config = ActorConfig(
         ppo_micro_batch_size_per_gpu=2, optim=OptimConfig(lr=1e-3), loss_agg_mode="seq-mean-token-mean"
     )

@@ -6,22 +6,19 @@ import torch
 import torch.distributed as dist
 
 
-def init_process_group(
-    *, rank: int, world_size: int, master_address: str, master_port: int, device: torch.device
-) -> None:
-    """Join the group (gloo, and nccl for CUDA tensors); blocks until all ``world_size`` ranks are there."""
+def init_process_group(store: dist.Store, *, rank: int, world_size: int, device: torch.device) -> None:
+    """Join the group that meets at ``store``; blocks until all ``world_size`` ranks are there.
+
+    Collectives take CPU tensors over gloo and CUDA ones over nccl.
+    """
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    address = f"tcp://{master_address}:{master_port}"
-    dist.init_process_group(backend, init_method=address, rank=rank, world_size=world_size)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
 
 
 def init_single_process_group(device: torch.device) -> None:
     """A group of this process alone, unless there is a group already; opens no port."""
     if not dist.is_initialized():
-        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        init_process_group(dist.HashStore(), rank=0, world_size=1, device=device)
 
 
 def destroy_process_group() -> None:
