@@ -9,10 +9,8 @@ from pathlib import Path
 
 import pytest
 from support.environments import Script
-from support.models import tiny_qwen2
 from support.parity import TASK, parity_spec
 from support.servers import serve
-from support.tokenizers import make_tokenizer
 
 from agentgym_rl.envs.registry import register
 from agentgym_rl.envs.server import build_app
@@ -26,14 +24,6 @@ from verl.trainer.generation import run_generation
 pytestmark = pytest.mark.server
 
 Evaluate = Callable[..., Report]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder, tokenizer = tmp_path_factory.mktemp("model"), make_tokenizer()
-    tiny_qwen2(vocab_size=len(tokenizer)).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture

@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 import torch
 from support.environments import Script
-from support.models import tiny_qwen2
 from support.parity import TASK, parity_spec
 from support.servers import serve
-from support.tokenizers import make_tokenizer
 from transformers import AutoModelForCausalLM
 
 from agentgym_rl.envs.registry import register
@@ -29,14 +27,6 @@ from verl.utils.tracking import read_metrics
 pytestmark = pytest.mark.server
 
 Run = Callable[..., Path]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder, tokenizer = tmp_path_factory.mktemp("model"), make_tokenizer()
-    tiny_qwen2(vocab_size=len(tokenizer)).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture

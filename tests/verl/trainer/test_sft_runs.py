@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.models import tiny_qwen2
 from support.tokenizers import make_tokenizer
 from transformers import AutoModelForCausalLM
 
@@ -19,14 +18,6 @@ from verl.config import SFTConfig
 from verl.models.loading import load_tokenizer
 from verl.trainer.sft import encode, run_sft
 from verl.utils.tracking import read_metrics
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder, tokenizer = tmp_path_factory.mktemp("model"), make_tokenizer()
-    tiny_qwen2(vocab_size=len(tokenizer)).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
 
 
 def conversation(answer: str, *, is_trained: bool = True) -> Conversation:
