@@ -15,6 +15,7 @@ from verl.utils.devices import peak_memory_gib
 from verl.utils.seeding import derive_seed, seed_everything
 from verl.workers.actor import Actor
 from verl.workers.reference import Reference
+from verl.workers.rollout.engine import WeightUpdateTimes
 from verl.workers.rollout.worker import RolloutWorker
 from verl.workers.setup import ActorSetup, RolloutSetup
 
@@ -57,9 +58,9 @@ class HybridWorker(RolloutWorker):
         """One optimizer step per mini-batch, of which this is the worker's share; metrics, the same on all workers."""
         return self._actor.update(mini_batches, totals)
 
-    def sync_weights(self, version: int) -> None:
+    def sync_weights(self, version: int) -> WeightUpdateTimes:
         """Give the actor's weights to the engine."""
-        self._engine.load_weights(self._actor.state_dict_items(), version)
+        return self._engine.load_weights(self._actor.state_dict_items(), version)
 
     def save(self, folder: Path) -> None:
         """Write the actor into the checkpoint ``folder``, with a Hugging Face folder beside."""

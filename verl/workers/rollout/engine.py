@@ -1,17 +1,48 @@
-"""Engine: the inference side of the policy, as workers see it."""
+"""Engine: the inference side of the policy, as workers see it; and the meters that every engine carries."""
 
 from __future__ import annotations
 
+import threading
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 
 from agentgym_rl.types import Generation, SamplingParams
 
 
+@dataclass(frozen=True, slots=True)
+class EngineUsage:
+    """What an engine did since its start; the difference of two readings is what it did between them."""
+
+    num_tokens: int = 0
+    """Sampled tokens of finished turns."""
+    busy_s: float = 0.0
+    """Seconds in which at least one turn was asked for and not yet answered."""
+
+    def __sub__(self, earlier: EngineUsage) -> EngineUsage:
+        return EngineUsage(self.num_tokens - earlier.num_tokens, self.busy_s - earlier.busy_s)
+
+
+@dataclass(frozen=True, slots=True)
+class WeightUpdateTimes:
+    """Seconds of one weight update, by what they went into."""
+
+    gather_s: float
+    """Collecting full tensors from the actor's ranks."""
+    transfer_s: float
+    """Bringing them to where the engine computes."""
+    load_s: float
+    """The engine's own work: from tensors under Hugging Face names to its parameters."""
+
+
 class Engine(ABC):
-    """Samples turns with the weights it was last given. Satisfies `agentgym_rl.types.TokenGenerator`."""
+    """Samples turns with the weights it was last given. Satisfies `agentgym_rl.types.TokenGenerator`.
+
+    Methods other than `generate` block; call them from any thread, but not from the event loop that turns wait in.
+    """
 
     policy_version: int = 0
 
@@ -24,17 +55,72 @@ class Engine(ABC):
         """Free what is kept for this trajectory; unknown ids are ignored."""
 
     @abstractmethod
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
-        """Take new weights (full tensors under the Hugging Face names) and drop every cache made with the old ones."""
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> WeightUpdateTimes:
+        """Take new weights (full tensors under the Hugging Face names) and drop every cache made with the old ones.
+
+        Turns in flight fail with `EngineError`.
+        """
 
     @abstractmethod
     def sleep(self) -> None:
-        """Free cache memory while the actor trains."""
+        """Free cache memory while the actor trains; turns in flight fail with `EngineError`."""
 
     @abstractmethod
     def wake(self) -> None:
         """Get ready to generate again."""
 
     @abstractmethod
+    def usage(self) -> EngineUsage:
+        """What the engine did so far; may be called at any time, from any thread."""
+
+    @abstractmethod
     def close(self) -> None:
-        """End the engine; requests in flight fail with `EngineError`."""
+        """End the engine; turns in flight fail with `EngineError`."""
+
+
+class UsageMeter:
+    """Counts an engine's turns and tokens; safe in any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._num_turns = 0
+        self._num_tokens = 0
+        self._busy_s = 0.0
+        self._busy_since = 0.0
+
+    def begin_turn(self) -> None:
+        with self._lock:
+            if self._num_turns == 0:
+                self._busy_since = time.perf_counter()
+            self._num_turns += 1
+
+    def end_turn(self, num_tokens: int) -> None:
+        """A turn is over, with so many tokens for the caller: 0 when it failed or nobody waits for it any more."""
+        with self._lock:
+            self._num_turns -= 1
+            self._num_tokens += num_tokens
+            if self._num_turns == 0:
+                self._busy_s += time.perf_counter() - self._busy_since
+
+    def read(self) -> EngineUsage:
+        with self._lock:
+            running_s = time.perf_counter() - self._busy_since if self._num_turns else 0.0
+            return EngineUsage(self._num_tokens, self._busy_s + running_s)
+
+
+class TimedWeights:
+    """Passes weights on and adds up the seconds that it took to get them."""
+
+    def __init__(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        self._weights = iter(weights)
+        self.seconds = 0.0
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return self
+
+    def __next__(self) -> tuple[str, torch.Tensor]:
+        start = time.perf_counter()
+        try:
+            return next(self._weights)
+        finally:
+            self.seconds += time.perf_counter() - start

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from transformers import PreTrainedModel
 
 from agentgym_rl.errors import ConfigError, EngineError
 from agentgym_rl.types import FinishReason, Generation, SamplingParams
-from verl.workers.rollout.engine import Engine
+from verl.workers.rollout.engine import Engine, EngineUsage, TimedWeights, UsageMeter, WeightUpdateTimes
 from verl.workers.rollout.sampling import sample_tokens
 from verl.workers.rollout.slot_cache import ATTENTION_NAME, SlotBatch, SlotCache
 from verl.workers.rollout.slot_table import SlotTable
@@ -77,6 +78,7 @@ class HFEngine(Engine):
         self._model = model.eval().requires_grad_(False)
         self._device = next(model.parameters()).device
         self._random = np.random.default_rng(seed)
+        self._meter = UsageMeter()
         self._cache = SlotCache()
         self._slots = SlotTable(max_num_seqs)
         self._active: list[_Request] = []
@@ -102,22 +104,30 @@ class HFEngine(Engine):
             request = _Request(trajectory_id, prompt, sampling, self._uniforms(sampling), loop, future)
             self._pending.append(request)
             self._inbox.notify()
-        return await future
+        self._meter.begin_turn()
+        num_tokens = 0
+        try:
+            generation = await future
+            num_tokens = len(generation.token_ids)
+        finally:
+            self._meter.end_turn(num_tokens)
+        return generation
 
     def release(self, trajectory_id: str) -> None:
         with self._inbox:
             self._released.append(trajectory_id)
 
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
-        """See `Engine.load_weights`. Requests in flight fail: their cache belongs to the old weights.
-
-        Raises `EngineError` when names or shapes are not the model's.
-        """
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> WeightUpdateTimes:
+        """See `Engine.load_weights`. Raises `EngineError` when names or shapes are not the model's."""
+        timed = TimedWeights(weights)
         with self._step_lock:
             self._raise_if_down()
             self._drop_everything(EngineError(f"aborted: weights of version {version} arrived"))
-            _copy_weights(self._model, weights)
+            start = time.perf_counter()
+            _copy_weights(self._model, timed)
             self.policy_version = version
+        # One process and one device: copying is both the way to the engine and the load.
+        return WeightUpdateTimes(timed.seconds, 0.0, time.perf_counter() - start - timed.seconds)
 
     def sleep(self) -> None:
         with self._step_lock:
@@ -126,6 +136,9 @@ class HFEngine(Engine):
 
     def wake(self) -> None:
         """Nothing to do: the cache grows again with use."""
+
+    def usage(self) -> EngineUsage:
+        return self._meter.read()
 
     def close(self) -> None:
         with self._inbox:
