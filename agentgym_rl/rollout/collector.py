@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from agentgym_rl.agent.chat import ChatTemplate
@@ -19,7 +19,7 @@ from agentgym_rl.agent.strategies import Strategy, conversation_start
 from agentgym_rl.client.base import EnvClient
 from agentgym_rl.errors import ConfigError, EngineError, EnvError, TooManyFailures
 from agentgym_rl.rollout.handler import RewardRule, RolloutHandler, RolloutRequest, TokenLimits, unstarted_trajectory
-from agentgym_rl.rollout.sessions import EnvClientError, EnvSession, SessionPool
+from agentgym_rl.rollout.sessions import EnvClientError, EnvSession, SessionPool, SessionUsage
 from agentgym_rl.types import (
     Message,
     Role,
@@ -68,17 +68,28 @@ async def collect(
     make_client: Callable[[], EnvClient],
     chat: ChatTemplate,
     settings: RolloutSettings,
+    picks: Iterable[int] | None = None,
     on_finished: Callable[[Trajectory], None] | None = None,
+    on_closed: Callable[[SessionUsage], None] | None = None,
 ) -> list[Trajectory]:
     """Make one trajectory per request and return them in the requests' order.
 
+    ``picks``: indices of the requests to take up, by default all in turn. The next one is asked for whenever there is
+    room for another trajectory, so that several collectors may share requests by picking from one supply.
     ``make_client`` is called in a thread of the new session; making a client creates its session on the server.
-    ``on_finished`` is called with each trajectory as it ends, masked ones included.
+    ``on_finished`` is called with each trajectory as it ends, masked ones included; ``on_closed`` at last, with what
+    the sessions did.
     All sessions are closed when this returns or raises. Raises `TooManyFailures` early when the environment, or the
     engine, has never answered while several trajectories have failed on it; `check_failures` judges the whole.
     """
-    collection = _Collection(engine, SessionPool(make_client), chat, settings, on_finished)
-    return await collection.run(requests)
+    sessions = SessionPool(make_client)
+    collection = _Collection(engine, sessions, chat, settings, on_finished)
+    try:
+        return await collection.run(requests, range(len(requests)) if picks is None else picks)
+    finally:
+        await sessions.close()
+        if on_closed is not None:
+            on_closed(sessions.usage)
 
 
 def check_failures(trajectories: Sequence[Trajectory], max_failed_fraction: float) -> None:
@@ -113,32 +124,39 @@ class _Collection:
         self.worked: set[StopReason] = set()
         """Faults whose part of the system has answered at least once."""
         self._on_finished = on_finished
-        self._slots = asyncio.Semaphore(settings.max_concurrency)
         self._failed: list[Trajectory] = []
 
-    async def run(self, requests: Sequence[RolloutRequest]) -> list[Trajectory]:
+    async def run(self, requests: Sequence[RolloutRequest], picks: Iterable[int]) -> list[Trajectory]:
         self._num_requests = len(requests)
         self._num_items = len({request.item for request in requests})
-        tasks = [asyncio.create_task(self._trajectory(request)) for request in requests]
+        made: dict[int, Trajectory] = {}
+        supply = iter(picks)
+        num_lanes = min(self.settings.max_concurrency, len(requests))
+        lanes = [asyncio.create_task(self._lane(requests, supply, made)) for _ in range(num_lanes)]
         try:
-            if tasks:
-                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-                for task in done:
-                    task.result()
-            return [task.result() for task in tasks]
+            if lanes:
+                done, _ = await asyncio.wait(lanes, return_when=asyncio.FIRST_EXCEPTION)
+                for lane in done:
+                    lane.result()
+            return [made[index] for index in sorted(made)]
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            await self.sessions.close()
+            for lane in lanes:
+                lane.cancel()
+            await asyncio.gather(*lanes, return_exceptions=True)
+
+    async def _lane(
+        self, requests: Sequence[RolloutRequest], supply: Iterator[int], made: dict[int, Trajectory]
+    ) -> None:
+        """One trajectory after another, as long as there is supply, which all lanes draw from."""
+        for index in supply:
+            made[index] = await self._trajectory(requests[index])
 
     async def _trajectory(self, request: RolloutRequest) -> Trajectory:
         """Try, and try once more on a fresh session after a fault."""
-        async with self._slots:
-            for attempt in range(1, _ATTEMPTS + 1):
-                trajectory = await _Attempt(self, request, attempt).run()
-                if not trajectory.masked:
-                    break
+        for attempt in range(1, _ATTEMPTS + 1):
+            trajectory = await _Attempt(self, request, attempt).run()
+            if not trajectory.masked:
+                break
         if trajectory.masked:
             self._note_failure(trajectory)
         if self._on_finished is not None:

@@ -11,6 +11,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any, TypeVar
@@ -51,6 +52,11 @@ class EnvSession:
         if self._client is None:
             raise ValueError("this session is not open")
         return self._client
+
+    @property
+    def retries(self) -> int:
+        """Requests that its client sent again so far; 0 for a client that does not count them."""
+        return getattr(self._client, "retries", 0)
 
     async def opened(self) -> None:
         """Return once the client exists; raises what `call` raises."""
@@ -113,6 +119,16 @@ def _run(function: Callable[[], Any], future: Future[Any]) -> None:
         future.set_result(result)
 
 
+@dataclass(frozen=True, slots=True)
+class SessionUsage:
+    """What the sessions of one rollout did."""
+
+    peak: int = 0
+    """Most sessions at once, those that were being opened included."""
+    retries: int = 0
+    """Requests to the server that its clients sent again."""
+
+
 class SessionPool:
     """Sessions of one rollout: sound ones are handed on, faulty ones are closed, all are closed in the end.
 
@@ -128,6 +144,12 @@ class SessionPool:
         """Sessions being opened, the oldest first, and who sees to them; never fewer than are waited for."""
         self._fresh_waiting = 0
         self._closing: list[Future[None]] = []
+        self._num_open = self._peak = self._retries = 0
+
+    @property
+    def usage(self) -> SessionUsage:
+        """What the sessions did so far; retries are counted when a session ends."""
+        return SessionUsage(self._peak, self._retries)
 
     async def acquire(self, *, fresh: bool = False) -> EnvSession:
         """An open session, with ``fresh`` always a new one; raises what `EnvSession.opened` raises."""
@@ -138,7 +160,7 @@ class SessionPool:
         waiting: asyncio.Future[EnvSession] = asyncio.get_running_loop().create_future()
         self._waiting.append(waiting)
         if len(self._opening) < len(self._waiting):
-            session = EnvSession(self._make_client)
+            session = self._new_session()
             self._opening[session] = asyncio.create_task(self._hand_on_once_open(session))
         try:
             return await waiting
@@ -158,6 +180,8 @@ class SessionPool:
     def discard(self, session: EnvSession) -> None:
         """Close a session that must not be used again; one that hangs in a call closes when that returns."""
         hangs = session.is_busy
+        self._num_open -= 1
+        self._retries += session.retries
         closed = session.close()
         if not hangs:
             self._closing.append(closed)
@@ -179,6 +203,11 @@ class SessionPool:
             future.cancel()  # stops waiting; the thread goes on
         self._closing.clear()
 
+    def _new_session(self) -> EnvSession:
+        self._num_open += 1
+        self._peak = max(self._peak, self._num_open)
+        return EnvSession(self._make_client)
+
     async def _hand_on_once_open(self, session: EnvSession) -> None:
         try:
             await session.opened()
@@ -198,7 +227,7 @@ class SessionPool:
     async def _open_fresh(self) -> EnvSession:
         if self._idle:
             self.discard(self._idle.pop())  # keeps the number of sessions within the number of live trajectories
-        session = EnvSession(self._make_client)
+        session = self._new_session()
         self._fresh_waiting += 1
         try:
             await session.opened()
