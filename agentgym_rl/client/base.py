@@ -74,6 +74,11 @@ class EnvClient:
         self.close()
 
     @property
+    def retries(self) -> int:
+        """Requests of this session that were sent again so far."""
+        return self._connection.retries
+
+    @property
     def conversation_start(self) -> tuple[Message, Message]:
         """Instruction and acknowledgement that open a conversation, for an agent that answers in the ReAct form."""
         return conversation_start(self, Strategy.REACT)

@@ -46,6 +46,8 @@ class Connection:
         self.base_url = base_url.rstrip("/")
         self.timeout_s = timeout_s
         self._max_retries = max_retries
+        self.retries = 0
+        """Requests that were sent again so far."""
         self._session = _session_for(self.base_url)
         self._transport = self._session.get_adapter(self.base_url)
         # Proxies and certificates of the environment, looked up once instead of with every call.
@@ -115,6 +117,7 @@ class Connection:
                 if time.monotonic() + wait_s >= end:
                     raise EnvServerError(f"{what}: HTTP 503 for {timeout_s:g} s: {_shown(response)}")
             time.sleep(wait_s)
+            self.retries += 1
 
     def _send(self, request: requests.PreparedRequest, timeout_s: float) -> requests.Response:
         """The whole response; notes whether the server echoes request ids."""
