@@ -42,10 +42,17 @@ def make_generation(
 
 
 class ScriptedEngine:
-    """Writes ``answer(turn)`` each turn, ends it by itself where the budget allows, and remembers what it was asked."""
+    """Writes ``answer(turn)`` each turn, ends it by itself where the budget allows, and remembers what it was asked.
+
+    An answer is a text, which the end-of-turn token follows, or the very ids to sample.
+    """
 
     def __init__(
-        self, chat: ChatTemplate, answer: Callable[[int], str] = lambda turn: f"Action: {turn}", *, delay_s: float = 0.0
+        self,
+        chat: ChatTemplate,
+        answer: Callable[[int], str | Sequence[int]] = lambda turn: f"Action: {turn}",
+        *,
+        delay_s: float = 0.0,
     ) -> None:
         self._chat, self._answer, self._delay_s = chat, answer, delay_s
         self.requests: list[tuple[str, list[int], SamplingParams]] = []
@@ -58,7 +65,8 @@ class ScriptedEngine:
         self.requests.append((trajectory_id, list(prompt_ids), sampling))
         if self._delay_s:
             await asyncio.sleep(self._delay_s)
-        ids = self._chat.encode_answer(self._answer(turn))
+        answer = self._answer(turn)
+        ids = self._chat.encode_answer(answer) if isinstance(answer, str) else tuple(answer)
         cut = ids[: sampling.max_tokens]
         return make_generation(cut, finish_reason=FinishReason.STOP if cut == ids else FinishReason.LENGTH)
 
