@@ -1,6 +1,6 @@
 """An environment for benchmarks, its client, and a server of it in a process of its own.
 
-An episode takes `turns(item)` steps and then pays 1. A step takes as long as was drawn for it: with ``--mean-s`` above 0
+An episode takes ``--turns`` steps and then pays 1. A step takes as long as was drawn for it: with ``--mean-s`` above 0
 the times are Pareto-distributed, so that a few steps take many times as long as most.
 
 ``python scripts/bench/toy_server.py --ready-file url [--turns 8] [--mean-s 0.02] [--max-s 2]``

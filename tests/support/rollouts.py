@@ -65,10 +65,14 @@ class ScriptedEngine:
         self.requests.append((trajectory_id, list(prompt_ids), sampling))
         if self._delay_s:
             await asyncio.sleep(self._delay_s)
-        answer = self._answer(turn)
-        ids = self._chat.encode_answer(answer) if isinstance(answer, str) else tuple(answer)
+        ids = self.sampled(turn)
         cut = ids[: sampling.max_tokens]
         return make_generation(cut, finish_reason=FinishReason.STOP if cut == ids else FinishReason.LENGTH)
+
+    def sampled(self, turn: int) -> tuple[int, ...]:
+        """The ids of a turn that no limit cuts."""
+        answer = self._answer(turn)
+        return self._chat.encode_answer(answer) if isinstance(answer, str) else tuple(answer)
 
     def release(self, trajectory_id: str) -> None:
         self.released.append(trajectory_id)
