@@ -83,6 +83,8 @@ class _Trim:
 
 _THOUGHT = "<think>\nweigh it\n</think>\n\nact"
 _PADDING = " \n"
+_MAX_REMEMBERED = 4096
+"""Texts whose ids are remembered."""
 _REWRITING = (
     "this chat template rewrites earlier messages %s; trajectories stay append-only, so their ids are what was sampled "
     "and differ from a fresh render"
@@ -108,6 +110,7 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         self._render_errors = _template_errors()
         self._layouts: dict[tuple[Role, ...], list[_Piece | int]] = {}
+        self._encoded: dict[tuple[str, bool], tuple[int, ...]] = {}
         self._added = {int(id): token for id, token in tokenizer.added_tokens_decoder.items()}
         self._unknown_id = tokenizer.unk_token_id
         probe = [_slot_message(Role.USER, 0), _slot_message(Role.ASSISTANT, 1), _slot_message(Role.USER, 2)]
@@ -255,7 +258,17 @@ class ChatTemplate:
             owners.extend([piece.owner] * (end - len(owners)))
         return owners + [run[-1].owner] * (num_ids - len(owners))
 
-    def _encode_plain(self, text: str, *, at_start: bool) -> list[int]:
+    def _encode_plain(self, text: str, *, at_start: bool) -> tuple[int, ...]:
+        """`_encode_untrusted`, remembered: instructions recur in every trajectory, observations in those of a group."""
+        ids = self._encoded.get((text, at_start))
+        if ids is None:
+            ids = tuple(self._encode_untrusted(text, at_start=at_start))
+            if len(self._encoded) >= _MAX_REMEMBERED:
+                self._encoded.clear()
+            self._encoded[text, at_start] = ids
+        return ids
+
+    def _encode_untrusted(self, text: str, *, at_start: bool) -> list[int]:
         """Ids of text that must hold no control token; control strings in it are cut so that none is recognised."""
         ids = self._encode_text(text, at_start=at_start)
         if self._control_ids.isdisjoint(ids):

@@ -6,11 +6,12 @@ import asyncio
 import itertools
 import random
 import threading
+from typing import ClassVar
 
 import pytest
 
 from agentgym_rl.errors import EnvServerError
-from agentgym_rl.rollout.sessions import SessionPool
+from agentgym_rl.rollout.sessions import EnvClientError, SessionPool
 
 
 class _Client:
@@ -94,3 +95,57 @@ def test_every_acquire_ends_in_any_order_of_openings_faults_and_retries(seed):
             await pool.close()
 
     assert len(asyncio.run(scenario())) == 12
+
+
+# ------------------------------------------------------------------------------------- clients that need no thread
+
+
+class _Local(_Client):
+    """Notes the thread of every call."""
+
+    threads: ClassVar[list[int]] = []
+
+    def __init__(self) -> None:
+        self.threads.append(threading.get_ident())
+
+    def work(self) -> str:
+        self.threads.append(threading.get_ident())
+        return "done"
+
+    def fail(self) -> None:
+        raise KeyError("a user's mistake")
+
+    def close(self) -> None:
+        self.threads.append(threading.get_ident())
+
+
+def test_an_inline_session_runs_every_call_where_it_is_made_and_is_handed_on_like_any_other():
+    async def scenario() -> None:
+        pool = SessionPool(_Local, inline=True)
+        first = await pool.acquire()
+        assert await first.call(_Local.work) == "done"
+        with pytest.raises(EnvClientError, match="KeyError"):
+            await first.call(_Local.fail)
+        waiting = await pool.acquire()
+        pool.put_back(first)
+        assert await pool.acquire() is first and waiting is not first
+        pool.discard(waiting)
+        pool.put_back(first)
+        await pool.close()
+
+    _Local.threads.clear()
+    asyncio.run(scenario())
+    assert _Local.threads == [threading.get_ident()] * 5
+
+
+def test_an_inline_client_that_cannot_be_made_fails_its_trajectory_only():
+    def broken() -> _Client:
+        raise EnvServerError("no world")
+
+    async def scenario() -> None:
+        pool = SessionPool(broken, inline=True)
+        with pytest.raises(EnvServerError, match="no world"):
+            await pool.acquire()
+        await pool.close()
+
+    asyncio.run(scenario())

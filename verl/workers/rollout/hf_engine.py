@@ -8,6 +8,7 @@ A thread of its own owns the model and the cache. Callers only touch the inbox.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections import deque
@@ -50,14 +51,8 @@ class _Request:
             return FinishReason.STOP
         return FinishReason.LENGTH if len(self.token_ids) == self.sampling.max_tokens else None
 
-    def resolve(self, outcome: Generation | EngineError) -> None:
-        """Hand the outcome to whoever awaits it, in its own event loop; harmless when nobody does any more."""
-        try:
-            self.loop.call_soon_threadsafe(self._set, outcome)
-        except RuntimeError:  # its event loop is closed: nobody waits
-            return
-
-    def _set(self, outcome: Generation | EngineError) -> None:
+    def answer(self, outcome: Generation | EngineError) -> None:
+        """Give the outcome to whoever awaits it; called in its event loop, harmless when nobody does any more."""
         if self.future.done():
             return
         if isinstance(outcome, EngineError):
@@ -103,7 +98,8 @@ class HFEngine(Engine):
             self._raise_if_down()
             request = _Request(trajectory_id, prompt, sampling, self._uniforms(sampling), loop, future)
             self._pending.append(request)
-            self._inbox.notify()
+        # Woken when the callbacks that are ready now have run: turns asked for together are computed together.
+        loop.call_soon(self._wake_up)
         self._meter.begin_turn()
         num_tokens = 0
         try:
@@ -147,6 +143,10 @@ class HFEngine(Engine):
         self._thread.join()
         self.sleep()
 
+    def _wake_up(self) -> None:
+        with self._inbox:
+            self._inbox.notify()
+
     def _uniforms(self, sampling: SamplingParams) -> np.ndarray:
         # All random numbers of a request are drawn up front from its own seed: what runs beside it cannot matter.
         random = self._random if sampling.seed is None else np.random.default_rng(sampling.seed)
@@ -164,8 +164,7 @@ class HFEngine(Engine):
             self._active, self._slots = [], SlotTable(self._slots.capacity)
             self._pending.clear()
             self._released.clear()
-        for request in dropped:
-            request.resolve(error)
+        _resolve([(request, error) for request in dropped])
 
     # ------------------------------------------------------------------------------------------ the engine's thread
 
@@ -221,7 +220,7 @@ class HFEngine(Engine):
             if budget <= 0 or key in prompts_on_their_way or not self._take_slot(request):
                 postponed.append(request)
                 continue
-            if key:
+            if key and len(request.prompt) - self._slots.length(request.slot) > 1:
                 prompts_on_their_way.add(key)
             budget -= len(request.prompt) - self._slots.length(request.slot)
             admitted.append(request)
@@ -262,7 +261,8 @@ class HFEngine(Engine):
 
     def _retire(self) -> None:
         """Answer the requests that are complete."""
-        remaining = []
+        remaining: list[_Request] = []
+        answered: list[tuple[_Request, Generation]] = []
         for request in self._active:
             reason = request.finish_reason
             if reason is None:
@@ -270,8 +270,25 @@ class HFEngine(Engine):
                 continue
             self._slots.set_idle(request.slot)
             ids, log_probs = tuple(request.token_ids), tuple(request.log_probs)
-            request.resolve(Generation(ids, log_probs, reason, self.policy_version))
+            answered.append((request, Generation(ids, log_probs, reason, self.policy_version)))
         self._active = remaining
+        _resolve(answered)
+
+
+def _resolve(outcomes: Sequence[tuple[_Request, Generation | EngineError]]) -> None:
+    """Hand outcomes to those who await them, each event loop woken once: for short turns, waking is the larger part."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Request, Generation | EngineError]]] = {}
+    for request, outcome in outcomes:
+        by_loop.setdefault(request.loop, []).append((request, outcome))
+    for loop, own in by_loop.items():
+        # A closed event loop has nobody who waits.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(_answer, own)
+
+
+def _answer(outcomes: Sequence[tuple[_Request, Generation | EngineError]]) -> None:
+    for request, outcome in outcomes:
+        request.answer(outcome)
 
 
 def _alike(requests: list[_Request], counts: list[int]) -> list[list[_Request]]:
