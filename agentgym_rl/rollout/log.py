@@ -21,7 +21,6 @@ from agentgym_rl.errors import ConfigError
 from agentgym_rl.types import FinishReason, Item, Role, StopReason, Trajectory, Turn
 
 FORMAT_VERSION = 1
-_LOG_PROB_DIGITS = 5
 _COLUMNS = {"input_ids": np.int32, "loss_mask": np.int8, "sequence_ids": np.int32, "rollout_log_probs": np.float32}
 _PLAIN_FIELDS = (
     *("uid", "sample_index", "attempt", "success", "prompt_length", "policy_version", "max_rounds"),
@@ -105,13 +104,22 @@ def to_row(trajectory: Trajectory) -> dict[str, Any]:
         **{name: getattr(trajectory, name) for name in _PLAIN_FIELDS},
         "turns": [asdict(turn) for turn in trajectory.turns],
         **{name: getattr(trajectory, name).tolist() for name in _COLUMNS if name != "rollout_log_probs"},
-        "rollout_log_probs": trajectory.rollout_log_probs.astype(np.float64).round(_LOG_PROB_DIGITS).tolist(),
+        "rollout_log_probs": _float32_column(trajectory.rollout_log_probs),
         "token_rewards": [[position, float(trajectory.token_rewards[position])] for position in positions],
     }
 
 
+def _float32_column(values_T: np.ndarray) -> list[float]:
+    """The shortest decimals that are read back as the same float32; most are 0, where nothing was sampled."""
+    column = [0.0] * len(values_T)
+    positions = np.flatnonzero(values_T)
+    for position, value in zip(positions.tolist(), values_T[positions], strict=True):
+        column[position] = float(str(value))  # of a float32 scalar: as many digits as it needs and no more
+    return column
+
+
 def from_row(row: Any, where: str) -> Trajectory:
-    """Read a row back; log-probs come rounded. Raises `ConfigError` naming ``where`` and the field that is wrong."""
+    """Read a row back, equal to the last bit. Raises `ConfigError` naming ``where`` and the field that is wrong."""
     if not isinstance(row, dict) or row.get("format") != FORMAT_VERSION:
         seen = row.get("format") if isinstance(row, dict) else row
         raise ConfigError(f"{where}: no trajectory of format {FORMAT_VERSION} (format={str(seen)[:40]!r})")

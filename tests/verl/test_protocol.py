@@ -8,8 +8,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.batches import batch_of, random_batch
+from support.rollouts import make_limits, make_requests
+from support.tokenizers import make_tokenizer
 
-from agentgym_rl.types import Item, StopReason, Trajectory
+from agentgym_rl.agent.chat import ChatTemplate
+from agentgym_rl.rollout.handler import RolloutHandler
+from agentgym_rl.rollout.log import TrajectoryLog, read_trajectories
+from agentgym_rl.types import FinishReason, Generation, Item, Message, Role, StepOutput, StopReason, Trajectory
 from verl.protocol import DataProto, group_code
 
 
@@ -53,6 +58,36 @@ def test_trajectories_are_laid_end_to_end_without_padding():
     assert batch.sequence_index_T.tolist() == [0, 0, 0, 1, 1]
     assert batch.lengths_B.tolist() == [3, 2] and batch.sampled_lengths_B.tolist() == [2, 1]
     assert (len(batch), batch.num_tokens, batch.num_sampled_tokens) == (2, 5, 3)
+
+
+def test_rollouts_read_back_from_their_file_give_the_batch_that_was_trained_on(tmp_path):
+    chat = ChatTemplate(make_tokenizer())
+    handlers = []
+    for item, request in enumerate(make_requests([3, 4])):
+        handler = RolloutHandler(request, (Message(Role.USER, "Goal: log"),), chat, make_limits(), max_rounds=9)
+        for turn in range(item + 1):
+            ids = chat.encode_answer(f"Action: look {turn}")
+            log_probs = tuple(-0.1 * (index + 1) / 3 for index in range(len(ids)))
+            handler.append_generation(Generation(ids, log_probs, FinishReason.STOP, 5))
+            handler.append_step(StepOutput("seen", 0.1 * (turn + 1), False))
+            handler.append_observation("seen")
+        handlers.append(handler)
+    trajectories = [handler.finish(StopReason.MAX_ROUNDS) for handler in handlers]
+    with TrajectoryLog(tmp_path / "0.jsonl") as log:
+        for written in trajectories:
+            log.write(written)
+    batch = DataProto.from_trajectories(trajectories)
+    again = DataProto.from_trajectories(read_trajectories(tmp_path).trajectories)
+    for name, tensor in batch._tensors():
+        assert torch.equal(tensor, getattr(again, name)), name
+    for row, handler in enumerate(handlers):
+        one = batch.select([row])
+        assert one.input_ids_T.tolist() == handler.input_ids.tolist()
+        assert one.position_ids_T.tolist() == handler.position_ids.tolist()
+        assert one.loss_mask_T.tolist() == handler.loss_mask.astype(bool).tolist()
+        assert one.rollout_log_probs_T.tolist() == handler.rollout_log_probs.tolist()
+        assert len(handler.attention_mask) == one.num_tokens  # nothing is padded
+        assert float(one.token_rewards_T.sum()) == pytest.approx(handler.score)
 
 
 def test_a_fault_keeps_its_row_and_gets_no_loss():
