@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from agentgym_rl.agent.strategies import Strategy
+from agentgym_rl.client.addresses import parse_addresses
 from agentgym_rl.errors import ConfigError
 from agentgym_rl.rounds import RoundScheduler
 
@@ -52,12 +53,14 @@ class AgentGymConfig:
 
     task_name: str = "???"
     """A registered environment: ``textcraft`` or the user's own."""
-    env_addr: str = "???"
-    """Base URL of the environment server."""
+    env_addr: Any = "???"
+    """Base URL of the environment server; of several, a list, or with commas between: sessions are spread over them."""
     timeout: float = 600.0
     """Seconds one trajectory may take (stop reason ``deadline``)."""
     request_timeout: float = 60.0
     """Seconds to wait for the answer to one HTTP request."""
+    connect_timeout: float = 5.0
+    """Seconds that one try to connect to a server may take."""
     max_retries: int = 10
     """Tries to reach the server at the start of a run, and for requests that cannot have run twice."""
     strategy: str = "react"
@@ -68,9 +71,12 @@ class AgentGymConfig:
     def __post_init__(self) -> None:
         _above("agentgym.timeout", self.timeout, 0)
         _above("agentgym.request_timeout", self.request_timeout, 0)
+        _above("agentgym.connect_timeout", self.connect_timeout, 0)
         _at_least("agentgym.max_retries", self.max_retries, 0)
         _at_least("agentgym.max_concurrency", self.max_concurrency, 1)
         _one_of("agentgym.strategy", self.strategy, tuple(Strategy))
+        if self.env_addr != "???":
+            parse_addresses(self.env_addr)
 
 
 @dataclass
@@ -288,12 +294,24 @@ class KLControlConfig:
     """KL penalty taken from the reward; it has no effect when ``actor.use_kl_loss`` puts the KL in the loss."""
 
     type: str = "fixed"
+    """``fixed``, or ``adaptive``: ``kl_coef`` is where it begins, and it then follows ``target_kl``."""
     kl_coef: float = 0.0
     """Nats of KL per sampled token cost this much reward; 0 turns it off."""
+    target_kl: float = 0.1
+    """Nats of KL per sampled token that ``adaptive`` aims at."""
+    horizon: float = 10000.0
+    """Trajectories within which ``adaptive`` can change the coefficient by about a fifth."""
 
     def __post_init__(self) -> None:
-        _one_of("algorithm.kl_ctrl.type", self.type, ("fixed",))
+        _one_of("algorithm.kl_ctrl.type", self.type, ("fixed", "adaptive"))
         _at_least("algorithm.kl_ctrl.kl_coef", self.kl_coef, 0)
+        _above("algorithm.kl_ctrl.target_kl", self.target_kl, 0)
+        _above("algorithm.kl_ctrl.horizon", self.horizon, 0)
+        if self.type == "adaptive" and not self.kl_coef:
+            raise ConfigError(
+                "algorithm.kl_ctrl.kl_coef=0.0 with algorithm.kl_ctrl.type=adaptive: must be above 0, "
+                "since a coefficient that begins at 0 stays there"
+            )
 
 
 @dataclass
@@ -315,9 +333,43 @@ class RoundsControlConfig:
         return RoundScheduler(self.type, self.rounds, self.steps_scaling_inter)
 
 
-GROUP_ESTIMATORS = ("grpo", "rloo", "reinforce_plus_plus_baseline")
-ADV_ESTIMATORS = ("grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline")
+GROUP_ESTIMATORS = ("grpo", "rloo", "reinforce_plus_plus_baseline", "gigpo")
+ADV_ESTIMATORS = ("grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae", "remax", "gigpo")
+UNDISCOUNTED_ESTIMATORS = ("grpo", "rloo")
+"""They look at the whole score of a trajectory alone."""
+FILTER_METRICS = ("score", "seq_reward", "success", "acc")
 _IMPORT_PATH = re.compile(r"\w+(\.\w+)*:\w+")
+
+
+@dataclass
+class FilterGroupsConfig:
+    """Dynamic sampling (DAPO, Yu et al. 2025, https://arxiv.org/abs/2503.14476): groups whose members all have the same
+    result teach nothing, so they are left out and others are sampled in their place."""
+
+    enable: bool = False
+    metric: str = "score"
+    """What must differ within a group: ``score`` (or ``seq_reward``), or ``success`` (or ``acc``)."""
+    max_num_gen_batches: int = 10
+    """Rounds of sampling in one training step, the first included; a step that then still lacks groups is trained on
+    those there are."""
+
+    def __post_init__(self) -> None:
+        _one_of("algorithm.filter_groups.metric", self.metric, FILTER_METRICS)
+        _at_least("algorithm.filter_groups.max_num_gen_batches", self.max_num_gen_batches, 1)
+
+
+@dataclass
+class GiGPOConfig:
+    """``adv_estimator=gigpo``: Feng et al. 2025, https://arxiv.org/abs/2505.10978."""
+
+    step_advantage_w: float = 1.0
+    """Weight of a turn's advantage among turns that answer the same observation, beside that of the whole episode."""
+    mode: str = "mean_std_norm"
+    """``mean_std_norm`` divides both advantages by their groups' standard deviation, ``mean_norm`` does not."""
+
+    def __post_init__(self) -> None:
+        _at_least("algorithm.gigpo.step_advantage_w", self.step_advantage_w, 0)
+        _one_of("algorithm.gigpo.mode", self.mode, ("mean_std_norm", "mean_norm"))
 
 
 @dataclass
@@ -327,7 +379,21 @@ class AlgorithmConfig:
     `verl.trainer.core_algos.AdvantageEstimator`."""
     gamma: float = 1.0
     """Discount per sampled token."""
+    gamma_turn: float = 1.0
+    """Discount per turn, beside ``gamma``: what an action brings counts less the more turns later it comes. Utterances as
+    steps of time: Zhou et al. 2024, https://arxiv.org/abs/2402.19446."""
+    lam: float = 1.0
+    """Lambda of ``gae``, per sampled token."""
     norm_adv_by_std_in_grpo: bool = True
+    gigpo: GiGPOConfig = field(default_factory=GiGPOConfig)
+    filter_groups: FilterGroupsConfig = field(default_factory=FilterGroupsConfig)
+    rollout_is: bool = False
+    """Weight the policy loss by truncated importance ratios between trainer and engine; see
+    `verl.trainer.core_algos.correction`."""
+    rollout_is_threshold: float = 2.0
+    """Ratios are cut to at most this."""
+    rollout_is_level: str = "token"
+    """``token``: each token by its own ratio; ``sequence``: all by the product over the trajectory."""
     kl_penalty: str = "kl"
     """Estimator of the KL taken from the reward."""
     kl_ctrl: KLControlConfig = field(default_factory=KLControlConfig)
@@ -337,8 +403,21 @@ class AlgorithmConfig:
         if not _IMPORT_PATH.fullmatch(self.adv_estimator):
             _one_of("algorithm.adv_estimator", self.adv_estimator, (*ADV_ESTIMATORS, "package.module:function"))
         _one_of("algorithm.kl_penalty", self.kl_penalty, KL_ESTIMATORS)
-        if not 0 <= self.gamma <= 1:
-            raise ConfigError(f"algorithm.gamma={self.gamma!r}: must be in [0, 1]")
+        for name in ("gamma", "gamma_turn", "lam"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"algorithm.{name}={getattr(self, name)!r}: must be in [0, 1]")
+        if self.gamma_turn != 1.0 and self.adv_estimator in UNDISCOUNTED_ESTIMATORS:
+            raise ConfigError(
+                f"algorithm.gamma_turn={self.gamma_turn} with algorithm.adv_estimator={self.adv_estimator}: must be 1, "
+                "since it gives every turn the whole trajectory's score"
+            )
+        if self.gamma != 1.0 and self.adv_estimator == "gigpo":
+            raise ConfigError(
+                f"algorithm.gamma={self.gamma} with algorithm.adv_estimator=gigpo: must be 1; its steps are turns, so "
+                "set algorithm.gamma_turn"
+            )
+        _one_of("algorithm.rollout_is_level", self.rollout_is_level, ("token", "sequence"))
+        _above("algorithm.rollout_is_threshold", self.rollout_is_threshold, 0)
 
 
 LOGGERS = ("console", "jsonl", "tensorboard", "wandb")
@@ -397,6 +476,10 @@ class TrainerConfig:
     """A folder ``global_step_<N>``, for ``resume_mode=resume_path``."""
     max_actor_ckpt_to_keep: int | None = None
     """Older checkpoints are removed once a new one is complete; None keeps all."""
+    async_save: bool = True
+    """Write checkpoints while training goes on, from a copy in host memory as large as they are; False waits."""
+    peak_tflops_per_device: float | None = None
+    """Dense 16-bit peak of one device, for the model FLOPs utilisation; None takes it by the GPU's name, if known."""
     seed: int = 0
     num_threads: int | None = None
     """Threads of torch per worker; None shares the machine's cores out among its workers."""
@@ -420,6 +503,8 @@ class TrainerConfig:
             )
         if self.max_actor_ckpt_to_keep is not None:
             _at_least("trainer.max_actor_ckpt_to_keep", self.max_actor_ckpt_to_keep, 1)
+        if self.peak_tflops_per_device is not None:
+            _above("trainer.peak_tflops_per_device", self.peak_tflops_per_device, 0)
 
     @property
     def world_size(self) -> int:
@@ -501,7 +586,7 @@ class GenerationDataConfig:
     n_samples: int = 1
     """Trajectories per item: the k of Avg@k and Pass@k."""
     batch_size: int = 32
-    """Items in flight per round of calls to the workers; no effect on the result."""
+    """Items in flight at once, over all workers; no effect on the result."""
     seed: int = 0
 
     def __post_init__(self) -> None:

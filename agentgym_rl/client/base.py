@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
 from agentgym_rl.agent.actions import parse_action
 from agentgym_rl.agent.strategies import Strategy, conversation_start
-from agentgym_rl.client.connection import Connection, Reply
+from agentgym_rl.client.connection import CONNECT_TIMEOUT_S, Connection, Reply
 from agentgym_rl.errors import EnvError, EnvProtocolError, EnvServerError
 from agentgym_rl.types import Message, StepOutput
 
@@ -38,15 +39,25 @@ class EnvClient:
     """True when `step` reports the score so far, false when it reports the reward of that step."""
     max_score: ClassVar[float] = 1.0
     """The score that counts as success."""
+    runs_inline: ClassVar[bool] = False
+    """True for an environment in this very process whose calls take microseconds and never wait: they are then made
+    where they are needed, without a thread. A slow one would hold up every other trajectory."""
     handle_field: ClassVar[str] = "id"
 
     def __init__(
-        self, env_server_base: str, data_len: int = 1, timeout: float = 60.0, *, max_retries: int = 10
+        self,
+        env_server_base: str,
+        data_len: int = 1,
+        timeout: float = 60.0,
+        *,
+        max_retries: int = 10,
+        connect_timeout: float = CONNECT_TIMEOUT_S,
     ) -> None:
         """Create a session on the server at ``env_server_base``.
 
         ``data_len``: number of task instances, which `len` returns. ``timeout``: seconds for one call, waiting for a
-        place on a full server included. ``max_retries``: tries to connect after the first.
+        place on a full server included. ``max_retries``: tries after the first, where nothing can have run twice.
+        ``connect_timeout``: seconds for one try to connect. A token in ``AGENTGYM_TOKEN`` is sent with every call.
         """
         self.env_server_base = env_server_base.rstrip("/")
         self.data_len = data_len
@@ -55,7 +66,9 @@ class EnvClient:
         self._item: int | None = None
         self._step = 0
         self._closed = False
-        self._connection = Connection(self.env_server_base, timeout_s=timeout, max_retries=max_retries)
+        self._connection = Connection(
+            self.env_server_base, timeout_s=timeout, max_retries=max_retries, connect_timeout_s=connect_timeout
+        )
         try:
             self._handle = self._create()
         except EnvError:
@@ -77,6 +90,10 @@ class EnvClient:
     def retries(self) -> int:
         """Requests of this session that were sent again so far."""
         return self._connection.retries
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
 
     @property
     def conversation_start(self) -> tuple[Message, Message]:
@@ -165,10 +182,10 @@ class EnvClient:
         fields = {self.handle_field: self._handle, **fields}
         return self._content(self._guarded(lambda: self._connection.post(path, fields)), path)
 
-    def _guarded(self, call: Any) -> Reply:
+    def _guarded(self, call: Callable[[], Reply]) -> Reply:
         """Run a call; its error says for which item and step it was made."""
         try:
-            reply: Reply = call()
+            reply = call()
         except EnvError as error:
             raise type(error)(f"{self._where()}: {error}") from error
         return reply

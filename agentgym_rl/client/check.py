@@ -1,39 +1,62 @@
-"""Is the right environment server there? Asked once, before anything expensive starts."""
+"""Are the right environment servers there? Asked once, before anything expensive starts."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
 
-from agentgym_rl.client.connection import Connection, Reply
+from agentgym_rl.client.addresses import parse_addresses
+from agentgym_rl.client.connection import TOKEN_VARIABLE, Connection, Reply
 from agentgym_rl.envs.registry import known_tasks
-from agentgym_rl.errors import ConfigError, EnvError, EnvProtocolError, EnvUnreachable
+from agentgym_rl.errors import AgentGymError, ConfigError, EnvError, EnvProtocolError, EnvUnreachable
 
 _POLL_S = 0.2
+_CONNECT_S = 3.0
 _ANSWER_S = 10.0
 
 
-def check_server(env_addr: str, task: str, *, wait_s: float = 0.0) -> None:
-    """Return when a server of ``task`` answers at ``env_addr``.
+def check_server(env_addr: str | Sequence[str], task: str, *, wait_s: float = 0.0) -> None:
+    """Return when servers of ``task`` answer at every address of ``env_addr``.
 
-    ``wait_s``: seconds to wait for it to come up. Raises `EnvUnreachable`, in one line with the command that starts a
-    server, and `ConfigError` when ``env_addr`` is no URL or serves another task.
+    ``wait_s``: seconds to wait for them to come up. Raises `EnvUnreachable`, in one line with the command that starts a
+    server, and `ConfigError` when an address is no URL, leads to another task or to no environment, or wants a token.
+    With several servers all are asked side by side; the error is that of the first that is wrong and names the others.
     """
-    address = urlsplit(env_addr)
-    if address.scheme not in ("http", "https") or not address.hostname:
-        raise ConfigError(f"agentgym.env_addr={env_addr!r}: must be a URL such as http://127.0.0.1:36001")
-    connection = Connection(env_addr, timeout_s=_ANSWER_S, max_retries=0)
+    addresses = parse_addresses(env_addr)
+    with ThreadPoolExecutor(len(addresses)) as threads:
+        errors = list(threads.map(lambda address: _error_of(address, task, wait_s), addresses))
+    wrong = [(address, error) for address, error in zip(addresses, errors, strict=True) if error is not None]
+    if not wrong:
+        return
+    error = wrong[0][1]
+    if len(wrong) > 1:
+        error = type(error)(f"{error} (also wrong: {', '.join(address for address, _ in wrong[1:])})")
+    raise error
+
+
+def _error_of(address: str, task: str, wait_s: float) -> AgentGymError | None:
+    connection = Connection(address, timeout_s=_ANSWER_S, max_retries=0, connect_timeout_s=_CONNECT_S)
     try:
-        _check_task(_first_answer(connection, task, wait_s), connection, env_addr, task)
+        health = _first_answer(connection, task, wait_s)
+        _check_path(connection)
+        _check_task(health, connection, task)
+    except AgentGymError as error:
+        return error
     finally:
         connection.close()
+    return None
 
 
-def _first_answer(connection: Connection, task: str, wait_s: float) -> Reply:
+def _first_answer(connection: Connection, task: str, wait_s: float) -> Reply | None:
+    """The answer to ``/health``; None for one that is no JSON."""
     end = time.monotonic() + wait_s
     while True:
         try:
             return connection.get("health")
+        except EnvProtocolError:
+            return None
         except EnvError as error:
             if time.monotonic() >= end:
                 raise EnvUnreachable(_how_to_start(connection.base_url, task, error)) from error
@@ -48,20 +71,40 @@ def _how_to_start(url: str, task: str, error: EnvError) -> str:
     )
 
 
-def _check_task(health: Reply, connection: Connection, env_addr: str, task: str) -> None:
+def _check_path(connection: Connection) -> None:
+    """Every environment server has ``/step``; it is looked for with calls that run nothing."""
+    where = f"agentgym.env_addr={connection.base_url}"
+    try:
+        status = connection.get("step").status
+        if status == 404:  # some servers say so too when only the method is wrong
+            status = connection.post("step", {}).status
+    except EnvProtocolError as error:
+        raise ConfigError(f"{where}: no environment server answers there: {error}") from error
+    except EnvError as error:
+        raise EnvUnreachable(f"{where}: {error}") from error
+    if status in (401, 403):
+        raise ConfigError(f"{where}: HTTP {status}: the server wants its token in {TOKEN_VARIABLE}")
+    if status == 404:
+        raise ConfigError(f"{where}: {connection.base_url}/step is not found: is the path behind the host right?")
+
+
+def _check_task(health: Reply | None, connection: Connection, task: str) -> None:
     """A server of this project says its name in ``/health``; of any other, what ``/`` says is looked at."""
-    if health.status == 200 and isinstance(health.content, dict) and "environment" in health.content:
+    where = f"agentgym.env_addr={connection.base_url}"
+    if health is not None and isinstance(health.content, dict) and "environment" in health.content:
         served = health.content["environment"]
         if served != task:
-            raise ConfigError(f"agentgym.env_addr={env_addr}: serves {served!r}, this run is for {task!r}")
+            raise ConfigError(f"{where}: serves {served!r}, this run is for {task!r}")
         return
     try:
         root = connection.get("")
     except EnvProtocolError:  # a server that greets in plain text is one all the same
         return
+    except EnvError as error:
+        raise EnvUnreachable(f"{where}: {error}") from error
     if root.status >= 500:
-        raise EnvUnreachable(f"agentgym.env_addr={env_addr}: answers HTTP {root.status}: {root.content!r}")
+        raise EnvUnreachable(f"{where}: answers HTTP {root.status}: {root.content!r}")
     greeting = str(root.content).lower()
     others = [name for name in known_tasks() if name in greeting and task not in greeting]
     if others:
-        raise ConfigError(f"agentgym.env_addr={env_addr}: serves {others[0]!r}, this run is for {task!r}")
+        raise ConfigError(f"{where}: serves {others[0]!r}, this run is for {task!r}")

@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+import functools
+import io
 import ipaddress
 import itertools
 import json
+import os
+import socket
 import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from http.client import HTTPResponse
 from typing import Any
 from urllib.parse import urlsplit
 
 import requests
 from requests.adapters import HTTPAdapter
-from urllib3 import HTTPConnectionPool
-from urllib3.connection import HTTPConnection
+from urllib3 import HTTPConnectionPool, HTTPSConnectionPool
+from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import MaxRetryError, NewConnectionError, ReadTimeoutError
 
-from agentgym_rl.errors import EnvProtocolError, EnvServerError, EnvTimeout, EnvUnreachable
+from agentgym_rl.errors import ConfigError, EnvProtocolError, EnvServerError, EnvTimeout, EnvUnreachable
 
+TOKEN_VARIABLE = "AGENTGYM_TOKEN"
+CONNECT_TIMEOUT_S = 5.0
+_KEEPALIVE_S = 60
+"""Idle seconds after which the system asks whether the peer is there; routers forget idle connections after minutes."""
 _FIRST_BACKOFF_S = 0.05
 _MAX_BACKOFF_S = 2.0
 _LEAST_TIMEOUT_S = 0.001
@@ -40,14 +51,19 @@ class Connection:
 
     A call goes to the transport of ``requests`` as a copy of a request that was prepared once per path, in one write.
     That halves its CPU time (600 to 340 microseconds), which counts with hundreds of clients beside a training process.
+    Redirects are not followed, so the token of ``AGENTGYM_TOKEN`` reaches the given server only.
     """
 
-    def __init__(self, base_url: str, *, timeout_s: float, max_retries: int) -> None:
+    def __init__(
+        self, base_url: str, *, timeout_s: float, max_retries: int, connect_timeout_s: float = CONNECT_TIMEOUT_S
+    ) -> None:
+        """``timeout_s``: for a call as a whole; ``connect_timeout_s``: for one try to make a connection."""
         self.base_url = base_url.rstrip("/")
         self.timeout_s = timeout_s
-        self._max_retries = max_retries
         self.retries = 0
-        """Requests that were sent again so far."""
+        """Calls sent again so far."""
+        self._connect_timeout_s = connect_timeout_s
+        self._max_retries = max_retries
         self._session = _session_for(self.base_url)
         self._transport = self._session.get_adapter(self.base_url)
         # Proxies and certificates of the environment, looked up once instead of with every call.
@@ -86,49 +102,60 @@ class Connection:
     def _answer_to(self, request: requests.PreparedRequest, timeout_s: float, max_retries: int) -> Reply:
         """The server's answer, whatever its status.
 
-        The call is repeated when no connection was made, when the server turns it away with 503 and Retry-After, and,
-        if the server knows request ids, when the connection broke. Raises `EnvUnreachable`, `EnvTimeout`,
-        `EnvServerError` (503 until the end), `EnvProtocolError` (no JSON).
+        The call is sent again when the server cannot have run it: no connection was made, or it was turned away with
+        503 and Retry-After. When the connection broke, only if running it twice is impossible (the server knows request
+        ids) or harmless (GET). Raises `EnvUnreachable`, `EnvTimeout`, `EnvServerError` (503 for too long),
+        `EnvProtocolError` (no JSON).
         """
         request.headers["X-Request-Id"] = next(self._ids)
         what, end, broken = f"{request.method} {request.url}", time.monotonic() + timeout_s, 0
         while True:
             try:
                 response = self._send(request, max(end - time.monotonic(), _LEAST_TIMEOUT_S))
-            except requests.ConnectTimeout as error:
-                raise EnvUnreachable(f"{what}: no connection within {timeout_s:g} s") from error
-            except requests.Timeout as error:
-                raise EnvTimeout(f"{what}: no answer within {timeout_s:g} s") from error
-            except (requests.ConnectionError, requests.exceptions.ChunkedEncodingError) as error:
-                if _stalled(error):
-                    raise EnvTimeout(f"{what}: no whole answer within {timeout_s:g} s") from error
-                wait_s = min(_FIRST_BACKOFF_S * 2**broken, _MAX_BACKOFF_S)
-                broken += 1
-                may_repeat = (self._repeatable or _never_sent(error)) and broken <= max_retries
-                if not may_repeat or time.monotonic() + wait_s >= end:
-                    raise EnvUnreachable(f"{what}: {_cause(error)} (tries: {broken})") from error
             except requests.RequestException as error:
-                raise EnvUnreachable(f"{what}: {type(error).__name__}: {error}") from error
+                broken += 1
+                wait_s = min(_FIRST_BACKOFF_S * 2 ** (broken - 1), _MAX_BACKOFF_S)
+                is_last = broken > max_retries or time.monotonic() + wait_s >= end
+                if is_last or not self._may_send_again(request, error):
+                    raise self._as_env_error(what, error, timeout_s, tries=broken) from error
             else:
                 turned_away_s = _retry_after_s(response)
                 if turned_away_s is None:
                     return _reply(what, response)
                 wait_s = turned_away_s
                 if time.monotonic() + wait_s >= end:
-                    raise EnvServerError(f"{what}: HTTP 503 for {timeout_s:g} s: {_shown(response)}")
-            time.sleep(wait_s)
+                    raise EnvServerError(_refused_to_the_end(what, timeout_s, wait_s, response))
             self.retries += 1
+            time.sleep(wait_s)
 
     def _send(self, request: requests.PreparedRequest, timeout_s: float) -> requests.Response:
         """The whole response; notes whether the server echoes request ids."""
-        response = self._transport.send(request, timeout=timeout_s, **self._settings)
+        limits = (min(self._connect_timeout_s, timeout_s), timeout_s)
+        response = self._transport.send(request, timeout=limits, **self._settings)
         _ = response.content  # read to the end, so that the connection is free for the next call
         self._repeatable |= response.headers.get("X-Request-Id") == request.headers["X-Request-Id"]
         return response
 
+    def _may_send_again(self, request: requests.PreparedRequest, error: requests.RequestException) -> bool:
+        if _never_sent(error):
+            return True
+        return _broke(error) and (self._repeatable or request.method == "GET")
 
-class _JoinedWrites(HTTPConnection):
-    """Sends head and body of a request with one system call instead of two."""
+    def _as_env_error(
+        self, what: str, error: requests.RequestException, timeout_s: float, *, tries: int
+    ) -> EnvUnreachable | EnvTimeout:
+        if isinstance(error, requests.ConnectTimeout):
+            limit_s = min(self._connect_timeout_s, timeout_s)
+            return EnvUnreachable(f"{what}: no connection within {limit_s:g} s (tries: {tries})")
+        if isinstance(error, requests.Timeout):
+            return EnvTimeout(f"{what}: no answer within {timeout_s:g} s")
+        if _stalled(error):
+            return EnvTimeout(f"{what}: no whole answer within {timeout_s:g} s")
+        return EnvUnreachable(f"{what}: {_cause(error)} (tries: {tries})")
+
+
+class _Exchange(HTTPConnection):
+    """Sends head and body of a request with one system call instead of two, and bounds the answer as a whole."""
 
     _parts: list[bytes] | None = None
 
@@ -147,17 +174,69 @@ class _JoinedWrites(HTTPConnection):
         else:
             self._parts.append(data)
 
+    def getresponse(self) -> Any:
+        limit_s = self.timeout
+        if isinstance(limit_s, int | float):
+            self.response_class = functools.partial(_TimedResponse, end=time.monotonic() + limit_s)  # type: ignore[assignment]
+        return super().getresponse()
+
+
+class _TlsExchange(_Exchange, HTTPSConnection):
+    pass
+
+
+class _TimedResponse(HTTPResponse):
+    """An answer that must be there, whole, by a fixed time, in seconds of `time.monotonic`."""
+
+    def __init__(self, sock: socket.socket, *args: Any, end: float, **options: Any) -> None:
+        super().__init__(sock, *args, **options)
+        self.fp = io.BufferedReader(_TimedReader(self.fp.detach(), sock, end))  # type: ignore[assignment]
+
+
+class _TimedReader(io.RawIOBase):
+    """Reads from a socket until a fixed time: the socket's own time-out would begin anew with every byte."""
+
+    def __init__(self, raw: io.RawIOBase, sock: socket.socket, end: float) -> None:
+        self._raw, self._sock, self._end = raw, sock, end
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        left_s = self._end - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError("the time for the answer is over")
+        self._sock.settimeout(left_s)
+        count: int | None = self._raw.readinto(buffer)  # type: ignore[attr-defined]
+        return count
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
 
 class _Pool(HTTPConnectionPool):
-    ConnectionCls = _JoinedWrites
+    ConnectionCls = _Exchange
+
+
+class _TlsPool(HTTPSConnectionPool):
+    ConnectionCls = _TlsExchange
 
 
 class _Adapter(HTTPAdapter):
-    """Plain HTTP over one kept connection."""
+    """One kept connection, on which the system looks for a peer that is gone and which no router forgets."""
 
     def init_poolmanager(self, *args: Any, **options: Any) -> None:
-        super().init_poolmanager(*args, **options)
-        self.poolmanager.pool_classes_by_scheme = {**self.poolmanager.pool_classes_by_scheme, "http": _Pool}
+        super().init_poolmanager(*args, socket_options=_socket_options(), **options)
+        self.poolmanager.pool_classes_by_scheme = {"http": _Pool, "https": _TlsPool}
+
+
+def _socket_options() -> list[tuple[int, int, int]]:
+    options = [*HTTPConnection.default_socket_options, (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
+    for name in ("TCP_KEEPIDLE", "TCP_KEEPINTVL"):
+        if hasattr(socket, name):  # not on every system
+            options.append((socket.IPPROTO_TCP, getattr(socket, name), _KEEPALIVE_S))
+    return options
 
 
 def _session_for(base_url: str) -> requests.Session:
@@ -165,7 +244,29 @@ def _session_for(base_url: str) -> requests.Session:
     session, address = requests.Session(), urlsplit(base_url)
     session.trust_env = not _is_this_machine(address.hostname or "")
     session.mount(f"{address.scheme}://", _Adapter(pool_connections=1, pool_maxsize=1))
+    token = _token()
+    if token is not None:
+        session.auth = _Bearer(token)
     return session
+
+
+class _Bearer(requests.auth.AuthBase):
+    """Puts the token into a request; as ``auth`` it goes before what a netrc file says."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+
+    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        request.headers["Authorization"] = f"Bearer {self._token}"
+        return request
+
+
+def _token() -> str | None:
+    """The token that servers ask for, from the environment; raises `ConfigError`, which does not repeat it."""
+    token = os.environ.get(TOKEN_VARIABLE, "").strip()
+    if not token.isascii() or not token.isprintable() or " " in token:
+        raise ConfigError(f"{TOKEN_VARIABLE}: must be printable ASCII without spaces")
+    return token or None
 
 
 def _is_this_machine(host: str) -> bool:
@@ -183,26 +284,58 @@ def _stalled(error: requests.RequestException) -> bool:
 
 def _never_sent(error: requests.RequestException) -> bool:
     """True when no connection was made at all, so that the server cannot have seen the call."""
+    return isinstance(error, requests.ConnectTimeout) or _connect_error(error) is not None
+
+
+def _broke(error: requests.RequestException) -> bool:
+    """True when a connection ended in the middle of a call, which the server may or may not have run."""
+    if isinstance(error, requests.exceptions.SSLError | requests.Timeout) or _stalled(error):
+        return False
+    return isinstance(error, requests.ConnectionError | requests.exceptions.ChunkedEncodingError)
+
+
+def _connect_error(error: requests.RequestException) -> NewConnectionError | None:
     inner = error.args[0] if error.args else None
-    return isinstance(inner, MaxRetryError) and isinstance(inner.reason, NewConnectionError)
+    reason = inner.reason if isinstance(inner, MaxRetryError) else None
+    return reason if isinstance(reason, NewConnectionError) else None
 
 
 def _cause(error: requests.RequestException) -> str:
-    return "connection refused" if _never_sent(error) else f"the connection broke ({error})"
+    refused = _connect_error(error)
+    if refused is not None:
+        cause = refused.__cause__
+        return str(getattr(cause, "strerror", None) or cause or refused).lower()
+    return f"the connection broke ({error})" if _broke(error) else f"{type(error).__name__}: {error}"
 
 
 def _retry_after_s(response: requests.Response) -> float | None:
     """Seconds after which to repeat a call that the server turned away unseen; None for any other answer."""
     if response.status_code != 503:
         return None
-    value = response.headers.get("Retry-After", "")
-    return max(float(value), _FIRST_BACKOFF_S) if value.isascii() and value.isdigit() else None
+    value = response.headers.get("Retry-After", "").strip()
+    wait_s = float(value) if value.isascii() and value.isdigit() else _seconds_until(value)
+    return None if wait_s is None else max(wait_s, _FIRST_BACKOFF_S)
+
+
+def _seconds_until(http_date: str) -> float | None:
+    """Seconds from now until a date as HTTP writes it; None for what is no date."""
+    try:
+        date = parsedate_to_datetime(http_date)
+    except ValueError:
+        return None
+    if date.tzinfo is None:  # what "-0000" gives; HTTP's dates are in GMT
+        date = date.replace(tzinfo=UTC)
+    return (date - datetime.now(UTC)).total_seconds()
+
+
+def _refused_to_the_end(what: str, timeout_s: float, wait_s: float, response: requests.Response) -> str:
+    return f"{what}: HTTP 503 for {timeout_s:g} s, to be asked again in {wait_s:.3g} s: {_shown(response)}"
 
 
 def _reply(what: str, response: requests.Response) -> Reply:
     try:
         return Reply(response.status_code, json.loads(response.content))
-    except ValueError:
+    except (ValueError, RecursionError):
         if response.status_code == 200:
             raise EnvProtocolError(f"{what}: the answer is not JSON: {_shown(response)}") from None
         return Reply(response.status_code, response.content.decode(errors="replace"))

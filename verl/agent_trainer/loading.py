@@ -13,12 +13,12 @@ import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from hydra import compose, initialize_config_dir, initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import ChoiceSweep, Override, QuotedString
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -164,13 +164,20 @@ def _parse_override(parser: OverridesParser, text: str) -> Override:
         override = parser.parse_override(text)
     except HydraException as error:
         raise ConfigError(f"{text!r}: not of the form key=value: {_first_line(error)}") from error
-    if override.is_delete() or override.is_sweep_override():
+    if override.is_delete() or (override.is_sweep_override() and not _is_plain_list(override)):
         raise ConfigError(f"{text!r}: only key=value is allowed, neither deletions nor sweeps")
     return override
 
 
+def _is_plain_list(override: Override) -> bool:
+    """True for ``key=a,b``. Hydra would run once for each of the two; here it is a list."""
+    return override.is_choice_sweep() and cast(ChoiceSweep, override.value()).simple_form
+
+
 def _value_of(override: Override) -> Any:
     value = override.value()
+    if isinstance(value, ChoiceSweep):
+        return [item.text if isinstance(item, QuotedString) else item for item in value.list]
     return value if not isinstance(value, dict) else {str(name): child for name, child in value.items()}
 
 

@@ -382,7 +382,8 @@ def test_the_check_reads_what_an_agentgym_server_says_of_itself() -> None:
 
 
 def test_the_check_passes_for_a_server_that_greets_in_plain_text() -> None:
-    with raw_server(lambda path, body, headers: http(b"ok") if path == "/" else http(b"<html>", 404)) as url:
+    answers = {"/": http(b"ok"), "/step": http({"detail": "Method Not Allowed"}, 405)}
+    with raw_server(lambda path, body, headers: answers.get(path, http(b"<html>", 404))) as url:
         check_server(url, "textcraft")
 
 

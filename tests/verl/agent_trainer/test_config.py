@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from agentgym_rl.client.addresses import parse_addresses
 from agentgym_rl.errors import ConfigError
 from verl.agent_trainer.loading import RENAMED_KEYS, as_yaml, known_keys, load_config, parse_command_line
 from verl.config import GenerationConfig, PPOConfig, SFTConfig
@@ -106,7 +108,7 @@ def test_a_list_of_rounds_becomes_the_schedule() -> None:
         (["data.train_batch_size"], "'data.train_batch_size': not of the form key=value"),
         (["data.seed=[1"], "'data.seed=[1': not of the form key=value"),
         (["~data.seed=0"], "only key=value is allowed"),
-        (["data.seed=1,2"], "only key=value is allowed"),
+        (["data.seed=1,2"], "data.seed=[1, 2]: must be an int"),
         (["trainer.logger=[console,paper]"], "trainer.logger='paper': must be one of console, jsonl"),
         (["actor_rollout_ref.rollout.n=1"], "actor_rollout_ref.rollout.n=1 with algorithm.adv_estimator=grpo"),
         (["actor_rollout_ref.rollout.temperature=0"], "temperature=0.0: training needs a temperature above 0"),
@@ -238,3 +240,38 @@ def test_a_misspelled_key_ends_the_program_in_one_line_before_torch_is_imported(
     imported = {line.rsplit("|", 1)[-1].strip() for line in run.stderr.splitlines() if line.startswith("import time:")}
     assert not imported & {"torch", "ray", "transformers"}
     assert "omegaconf" in imported
+
+
+@pytest.mark.parametrize(
+    "written", ["[http://a:1,http://b:2/maze/]", "http://a:1,http://b:2/maze/", "'http://a:1, http://b:2/maze'"]
+)
+def test_several_servers_are_a_list_or_have_commas_between(written: str) -> None:
+    config = load("main_ppo", f"actor_rollout_ref.agentgym.env_addr={written}")
+    addresses = parse_addresses(config.actor_rollout_ref.agentgym.env_addr)
+    assert addresses == ("http://a:1", "http://b:2/maze")
+
+
+@pytest.mark.parametrize(
+    ("written", "problem"),
+    [
+        ("127.0.0.1:36001", "must be a URL"),
+        ("[http://a:1,7]", "env_addr=7: must be a URL"),
+        ("[]", "must be a URL"),
+        ("7", "must be a URL"),
+        ("null", "must be a URL"),
+        ("[http://a:1,http://a:1/]", "http://a:1 stands twice"),
+        ("http://a:x", "must be a URL"),
+        ("http://user:word@a", "must be a URL"),
+    ],
+)
+def test_what_is_no_address_is_refused_before_anything_starts(written: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(problem)):
+        load("main_ppo", f"actor_rollout_ref.agentgym.env_addr={written}")
+
+
+def test_values_with_commas_between_are_a_list_only_where_the_key_takes_one() -> None:
+    assert load("main_ppo", "trainer.logger=console,jsonl").trainer.logger == ["console", "jsonl"]
+    with pytest.raises(ConfigError, match=r"data\.train_batch_size=\[8, 16\]: must be an int"):
+        load("main_ppo", "data.train_batch_size=8,16")
+    with pytest.raises(ConfigError, match="neither deletions nor sweeps"):
+        load("main_ppo", "data.train_batch_size=range(1,9)")

@@ -131,7 +131,7 @@ def test_the_plan_says_the_resolved_numbers() -> None:
         "data.train_file=x",
         "data.train_batch_size=32",
         "actor_rollout_ref.agentgym.task_name=x",
-        "actor_rollout_ref.agentgym.env_addr=x",
+        "actor_rollout_ref.agentgym.env_addr=http://x",
         "actor_rollout_ref.model.path=x",
         "actor_rollout_ref.actor.ppo_mini_batch_size=4",
         "actor_rollout_ref.rollout.n=4",

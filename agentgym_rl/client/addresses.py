@@ -1,0 +1,38 @@
+"""Where the environment servers of a run are: one URL or several, as a user writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+from agentgym_rl.errors import ConfigError
+
+_FORM = "must be a URL such as http://127.0.0.1:36001, or several in a list or with commas between"
+
+
+def parse_addresses(env_addr: Any) -> tuple[str, ...]:
+    """Base URLs without a slash at their end, from one URL, a list of them, or URLs with commas between.
+
+    Raises `ConfigError` when there is none, one is no URL, or one stands twice.
+    """
+    given = env_addr.split(",") if isinstance(env_addr, str) else env_addr
+    if not isinstance(given, Sequence) or not given:
+        raise ConfigError(f"agentgym.env_addr={env_addr!r}: {_FORM}")
+    addresses = tuple(_one_address(address) for address in given)
+    twice = next((address for address in addresses if addresses.count(address) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"agentgym.env_addr: {twice} stands twice; each server must be named once")
+    return addresses
+
+
+def _one_address(address: Any) -> str:
+    text = address.strip().rstrip("/") if isinstance(address, str) else ""
+    try:
+        parts = urlsplit(text)
+        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number, a bracket that is not closed
+        is_url = False
+    if not is_url or parts.query or parts.fragment or "@" in parts.netloc:
+        raise ConfigError(f"agentgym.env_addr={address!r}: {_FORM}")
+    return text
