@@ -243,7 +243,8 @@ class RolloutConfig:
     """How trajectories are sampled."""
 
     name: str = "auto"
-    """Engine: ``hf`` (transformers in the worker's process); ``auto`` chooses by device."""
+    """Engine: ``hf`` (transformers in the worker's process), ``vllm`` (an engine process beside each worker), or
+    ``auto``: ``vllm`` on CUDA where it is installed, else ``hf``."""
     n: int = 1
     """Trajectories per item in a training step (the group)."""
     temperature: float = 1.0
@@ -254,11 +255,20 @@ class RolloutConfig:
     max_model_len: int = 32768
     """Tokens of a whole sequence."""
     gpu_memory_utilization: float = 0.5
-    """Share of a GPU's memory that a GPU engine may hold; the ``hf`` engine grows its cache with use and ignores it."""
+    """Share of a GPU's memory, weights included, that the ``vllm`` engine may hold; on a CPU the share of the free
+    memory that the KV caches of all workers may take. The ``hf`` engine grows its cache with use and ignores it."""
     tensor_model_parallel_size: int = 1
-    """GPUs that share one engine; the ``hf`` engine allows 1."""
+    """GPUs that share one engine: 1. Each worker has an engine of its own."""
     max_num_seqs: int = 256
     """Sequences that the engine decodes at once."""
+    max_num_batched_tokens: int = 8192
+    """Tokens that the ``vllm`` engine computes in one pass, prompts included."""
+    enable_prefix_caching: bool = True
+    """The ``vllm`` engine keeps the KV cache of earlier turns and shared prompts; the ``hf`` engine always does."""
+    enforce_eager: bool = False
+    """Run the ``vllm`` engine without CUDA graphs and compilation: slower, starts sooner. Always so on a CPU."""
+    free_cache_engine: bool = True
+    """On CUDA, the ``vllm`` engine gives its GPU memory back while the actor trains (weights wait in main memory)."""
     rollout_log_dir: str | None = None
     """Folder of trajectory files ``step<N>/<rank>.jsonl``; None means ``<trainer.default_local_dir>/trajectories``."""
     max_failed_fraction: float = 0.5
@@ -266,17 +276,21 @@ class RolloutConfig:
     val_kwargs: EvalSamplingConfig = field(default_factory=EvalSamplingConfig)
 
     def __post_init__(self) -> None:
-        _one_of("rollout.name", self.name, ("auto", "hf"))
+        _one_of("rollout.name", self.name, ("auto", "hf", "vllm"))
         _at_least("rollout.n", self.n, 1)
         _at_least("rollout.max_tokens", self.max_tokens, 1)
         _at_least("rollout.max_model_len", self.max_model_len, 2)
         _at_least("rollout.max_num_seqs", self.max_num_seqs, 1)
+        _at_least("rollout.max_num_batched_tokens", self.max_num_batched_tokens, self.max_num_seqs)
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ConfigError(f"rollout.gpu_memory_utilization={self.gpu_memory_utilization!r}: must be in (0, 1]")
         _check_sampling("rollout", self.temperature, self.top_p, self.top_k)
         if not 0 <= self.max_failed_fraction < 1:
             raise ConfigError(f"rollout.max_failed_fraction={self.max_failed_fraction!r}: must be in [0, 1)")
         if self.tensor_model_parallel_size != 1:
             raise ConfigError(
-                f"rollout.tensor_model_parallel_size={self.tensor_model_parallel_size}: the hf engine allows only 1"
+                f"rollout.tensor_model_parallel_size={self.tensor_model_parallel_size}: must be 1, each worker has an "
+                "engine of its own on its own device"
             )
 
 
@@ -437,6 +451,29 @@ def _check_workers(trainer: TrainerConfig | GenerationTrainerConfig | SFTTrainer
         _at_least("trainer.num_threads", trainer.num_threads, 1)
 
 
+@dataclass
+class RayInitConfig:
+    """The Ray that runs the workers, for ``trainer.worker_group=ray``."""
+
+    address: str | None = None
+    """``host:port`` of a running cluster's head, or ``auto`` for the cluster that this machine is part of.
+
+    None: the one that ``RAY_ADDRESS`` names, else a Ray of the run's own on this machine, which ends with it."""
+    num_cpus: int | None = None
+    """CPUs that a Ray of the run's own reckons with; None: one per worker."""
+    env_vars: list[str] = field(default_factory=list)
+    """Further environment variables that workers get from the driver: names, or patterns such as ``MY_LIB_*``."""
+
+    def __post_init__(self) -> None:
+        if self.num_cpus is not None:
+            _at_least("ray_init.num_cpus", self.num_cpus, 1)
+            if self.address is not None:
+                raise ConfigError(
+                    f"ray_init.num_cpus={self.num_cpus} with ray_init.address={self.address!r}: a running cluster "
+                    "knows its CPUs; leave num_cpus out"
+                )
+
+
 def _check_length(trainer: TrainerConfig | SFTTrainerConfig) -> None:
     _at_least("trainer.total_epochs", trainer.total_epochs, 1)
     if trainer.total_training_steps is not None:
@@ -530,6 +567,7 @@ class PPOConfig:
     actor_rollout_ref: ActorRolloutRefConfig = field(default_factory=ActorRolloutRefConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    ray_init: RayInitConfig = field(default_factory=RayInitConfig)
 
     def __post_init__(self) -> None:
         rollout, actor = self.actor_rollout_ref.rollout, self.actor_rollout_ref.actor
@@ -629,6 +667,7 @@ class GenerationConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     trainer: GenerationTrainerConfig = field(default_factory=GenerationTrainerConfig)
+    ray_init: RayInitConfig = field(default_factory=RayInitConfig)
 
     def __post_init__(self) -> None:
         if self.rollout.n != 1:
@@ -701,6 +740,7 @@ class SFTConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     trainer: SFTTrainerConfig = field(default_factory=SFTTrainerConfig)
+    ray_init: RayInitConfig = field(default_factory=RayInitConfig)
 
     def __post_init__(self) -> None:
         if self.data.train_batch_size < self.trainer.world_size:

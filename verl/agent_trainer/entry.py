@@ -13,6 +13,7 @@ from agentgym_rl.threads import limit_threads
 from verl.agent_trainer.loading import as_yaml, load_config, parse_command_line
 from verl.single_controller.base import WorkerError
 from verl.single_controller.ending import leave_if_stuck
+from verl.single_controller.signals import Terminated
 
 ConfigT = TypeVar("ConfigT")
 
@@ -28,7 +29,8 @@ def run(
     """Load the config, do ``work`` and return the exit status of the process.
 
     0 when done; 2 with one line on stderr when the user's input is wrong; 1 when the run failed (a worker's own
-    traceback first); 130 or 143 after SIGINT or SIGTERM, with everything that was started ended.
+    traceback first); 130 or 143 after SIGINT or SIGTERM, with everything that was started ended. Training saves before
+    it ends by SIGTERM, unless a second one comes.
     """
     status = _run(argv, work, root, program=program, config_name=config_name)
     leave_if_stuck(status)
@@ -51,6 +53,9 @@ def _run(
         return _report_worker_error(error)
     except ConfigError as error:
         return _report(error, EXIT_CONFIG)
+    except Terminated as ended:
+        print(ended, file=sys.stderr, flush=True)
+        return EXIT_TERMINATED
     except AgentGymError as error:
         return _report(error, EXIT_FAILED)
     except KeyboardInterrupt:

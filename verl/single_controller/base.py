@@ -29,8 +29,16 @@ class WorkerError(AgentGymError):
         self.worker_traceback = worker_traceback
 
 
+class Interrupted(AgentGymError):
+    """Work that can be given up without a trace was given up, because `WorkerGroup.interrupt` asked for it."""
+
+
 class ClusterError(AgentGymError):
     """What runs the workers, a process of Ray's own, has died."""
+
+
+def _never() -> bool:
+    return False
 
 
 @dataclass(frozen=True)
@@ -47,6 +55,8 @@ class WorkerContext:
     """Rendezvous of ``torch.distributed``."""
     report: Report
     """Tells the driver how many units of a call's work are done."""
+    is_interrupted: Callable[[], bool] = _never
+    """True once the driver wants what can be given up to end with `Interrupted`."""
 
 
 @dataclass(frozen=True)
@@ -71,17 +81,34 @@ class WorkerGroup(ABC):
 
     @abstractmethod
     def call_each(
-        self, method: str, args: Sequence[tuple[Any, ...]], *, on_progress: Report | None = None
+        self,
+        method: str,
+        args: Sequence[tuple[Any, ...]],
+        *,
+        on_progress: Report | None = None,
+        interruptible: bool = False,
     ) -> list[Any]:
         """Call ``method`` on every worker at once, on rank r with ``args[r]``; results by rank.
 
-        ``on_progress`` gets what the workers report while they work.
-        Raises `WorkerError` at the first worker's failure, `ClusterError` if what runs the workers has died.
+        ``on_progress`` gets what the workers report while they work. ``interruptible``: the method heeds
+        `WorkerContext.is_interrupted`, and is given time for it when the group is shut down during the call.
+        Raises `WorkerError` at the first worker's failure, `ClusterError` if what runs the workers has died,
+        `Interrupted` after `interrupt`.
         """
 
-    def call_all(self, method: str, *args: Any, on_progress: Report | None = None) -> list[Any]:
+    def call_all(
+        self, method: str, *args: Any, on_progress: Report | None = None, interruptible: bool = False
+    ) -> list[Any]:
         """Call ``method`` on every worker with the same arguments; results by rank."""
-        return self.call_each(method, [args] * self.world_size, on_progress=on_progress)
+        each = [args] * self.world_size
+        return self.call_each(method, each, on_progress=on_progress, interruptible=interruptible)
+
+    @abstractmethod
+    def interrupt(self) -> None:
+        """Make calls that can be given up, now and from now on, raise `Interrupted`; other calls work as before.
+
+        Returns at once, so that it may be called while this process waits for a call.
+        """
 
     @abstractmethod
     def shutdown(self) -> None:

@@ -24,6 +24,7 @@ class LocalWorkerGroup(WorkerGroup):
             )
         self.world_size = 1
         self._on_progress: Report | None = None
+        self._is_interrupted = False
         context = WorkerContext(
             rank=0,
             world_size=1,
@@ -31,6 +32,7 @@ class LocalWorkerGroup(WorkerGroup):
             device=spec.device,
             store=torch.distributed.HashStore(),
             report=self._report,
+            is_interrupted=lambda: self._is_interrupted,
         )
         try:
             self._worker: Any = spec.worker_class()(context, *spec.args)
@@ -39,10 +41,18 @@ class LocalWorkerGroup(WorkerGroup):
             raise
 
     def call_each(
-        self, method: str, args: Sequence[tuple[Any, ...]], *, on_progress: Report | None = None
+        self,
+        method: str,
+        args: Sequence[tuple[Any, ...]],
+        *,
+        on_progress: Report | None = None,
+        interruptible: bool = False,
     ) -> list[Any]:
         self._on_progress = on_progress
         return [getattr(self._worker, method)(*args[0])]
+
+    def interrupt(self) -> None:
+        self._is_interrupted = True
 
     def shutdown(self) -> None:
         worker, self._worker = self._worker, None

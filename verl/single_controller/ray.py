@@ -1,4 +1,4 @@
-"""RayWorkerGroup: one Ray actor per device, on this machine or on a cluster that ``RAY_ADDRESS`` names."""
+"""RayWorkerGroup: one Ray actor per device, on this machine or on a running cluster."""
 
 from __future__ import annotations
 
@@ -7,33 +7,54 @@ import contextlib
 import functools
 import logging
 import os
+import socket
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 import ray
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from torch.distributed import TCPStore
 
 from agentgym_rl.errors import ConfigError
 from agentgym_rl.threads import thread_environment
+from verl.config import RayInitConfig
 from verl.single_controller import ending, watchdog
-from verl.single_controller.base import ClusterError, Report, WorkerContext, WorkerError, WorkerGroup, WorkerSpec
+from verl.single_controller.base import (
+    ClusterError,
+    Interrupted,
+    Report,
+    WorkerContext,
+    WorkerError,
+    WorkerGroup,
+    WorkerSpec,
+)
 from verl.single_controller.signals import sigterm_handler_kept
 
-_PASSED_ON_PREFIXES = ("AGENTGYM_", "CUDA_", "GLOO_", "HF_", "NCCL_", "TORCH_")
-_PASSED_ON_NAMES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy")
+_PASSED_ON = (
+    *("AGENTGYM_*", "CUDA_*", "GLOO_*", "HF_*", "NCCL_*", "TORCH_*", "VLLM_*"),
+    *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"),
+)
 # Ray decides which devices an actor sees.
 _NEVER_PASSED_ON = ("CUDA_VISIBLE_DEVICES",)
 
 # Only trajectories and batches of token ids travel between processes: megabytes, never weights.
 _OBJECT_STORE_BYTES = 256 * 2**20
-_PLACEMENT_TIMEOUT_S = 120.0
+# Resources that are there are given within a second; a run that has just ended may take a few to give its own back.
+_PLACEMENT_TIMEOUT_S = 15.0
+_CONNECT_TIMEOUT_S = 5.0
+# How long workers may take to close their sessions, which hold up to 10 s for a server that answers slowly.
+_WIND_UP_LIMIT_S = 12.0
 _PROGRESS_INTERVAL_S = 0.3
 _PROGRESS_KEY = "progress"
+_INTERRUPT_KEY = "interrupt"
 # How long a wait for workers goes on before a look at whether Ray itself lives.
 _CHECK_INTERVAL_S = 1.0
+_START_HEAD = "scripts/ray_cluster.sh head"
 # Without them no call comes back: Ray waits for a minute or for ever.
 _VITAL_PROCESSES = ("gcs_server", "raylet")
 # A healthy Ray takes one or two; one of which parts have died may never answer.
@@ -43,16 +64,23 @@ _TEARDOWN_LIMIT_S = 10.0
 class RayWorkerGroup(WorkerGroup):
     """Starts Ray when nobody has, and then also ends it."""
 
-    def __init__(self, spec: WorkerSpec, *, nnodes: int = 1, workers_per_node: int = 1) -> None:
+    def __init__(
+        self, spec: WorkerSpec, *, nnodes: int = 1, workers_per_node: int = 1, ray_init: RayInitConfig | None = None
+    ) -> None:
         """Start the workers. Raises `WorkerError`, the first failure, or `ConfigError` for too small a cluster."""
         self.world_size = nnodes * workers_per_node
         self._actors: list[Any] = []
         self._placement: PlacementGroup | None = None
-        self._session = _RaySession.open(workers_per_node)
+        self._interruptible_calls: list[Any] = []
+        options = ray_init or RayInitConfig()
+        self._session = _RaySession.open(options, num_cpus=options.num_cpus or workers_per_node)
         try:
+            self._store = _open_store()
             self._placement = _reserve(nnodes, workers_per_node, gpu=spec.device == "cuda")
+            environment = _worker_environment(spec.num_threads, options.env_vars)
             self._actors = [
-                _start_actor(self._placement, rank // workers_per_node, spec) for rank in range(self.world_size)
+                _start_actor(self._placement, rank // workers_per_node, spec, environment)
+                for rank in range(self.world_size)
             ]
             self._start_workers(spec)
         except BaseException:
@@ -60,20 +88,27 @@ class RayWorkerGroup(WorkerGroup):
             raise
 
     def _start_workers(self, spec: WorkerSpec) -> None:
-        [address] = self._wait([self._actors[0].open_store.remote()])
-        self._store = _connect(address)
+        address = (self._store.host, self._store.port)
         starts = [actor.start.remote(spec, rank, self.world_size, address) for rank, actor in enumerate(self._actors)]
         self._wait(starts)
 
     def call_each(
-        self, method: str, args: Sequence[tuple[Any, ...]], *, on_progress: Report | None = None
+        self,
+        method: str,
+        args: Sequence[tuple[Any, ...]],
+        *,
+        on_progress: Report | None = None,
+        interruptible: bool = False,
     ) -> list[Any]:
         if len(args) != self.world_size:
             raise ValueError(f"{len(args)} sets of arguments for {self.world_size} workers")
         self._session.check()
         reported = self._progress() if on_progress else 0  # before any worker can add to it
         calls = [actor.call.remote(method, each) for actor, each in zip(self._actors, args, strict=True)]
-        return self._wait(calls, on_progress, reported)
+        self._interruptible_calls = calls if interruptible else []
+        results = self._wait(calls, on_progress, reported)
+        self._interruptible_calls = []
+        return results
 
     def _wait(self, calls: list[Any], on_progress: Report | None = None, reported: int = 0) -> list[Any]:
         """Results by rank; the first call that fails ends the wait, since its peers may be waiting for it for ever.
@@ -99,6 +134,8 @@ class RayWorkerGroup(WorkerGroup):
         try:
             return ray.get(call)
         except RayTaskError as error:
+            if isinstance(error.cause, Interrupted):
+                raise error.cause from None
             raise WorkerError(rank, self.world_size, error.cause, str(error)) from None
         except RayError as error:
             self._session.check()  # Workers die with their raylet, which is then the news.
@@ -107,17 +144,29 @@ class RayWorkerGroup(WorkerGroup):
             raise
 
     def _progress(self) -> int:
-        from torch.distributed import DistError
+        return self._store.add(_PROGRESS_KEY, 0)
 
-        try:
-            return self._store.add(_PROGRESS_KEY, 0)
-        except DistError:
-            return 0  # The worker that serves the store has died: its own call is about to say so.
+    def interrupt(self) -> None:
+        self._store.set(_INTERRUPT_KEY, "")
 
     def shutdown(self) -> None:
-        actors, self._actors = self._actors, []
-        placement, self._placement = self._placement, None
-        self._session.close(functools.partial(_release, actors, placement))
+        try:
+            self._wind_up()
+        finally:
+            actors, self._actors = self._actors, []
+            placement, self._placement = self._placement, None
+            self._session.close(functools.partial(_release, actors, placement))
+
+    def _wind_up(self) -> None:
+        """Let a call that can be given up come to its end, so that what outlives the workers is put away."""
+        calls, self._interruptible_calls = self._interruptible_calls, []
+        end = time.monotonic() + _WIND_UP_LIMIT_S
+        if calls:
+            self.interrupt()
+        with contextlib.suppress(RayError, ClusterError):
+            while calls and time.monotonic() < end:
+                self._session.check()
+                _, calls = ray.wait(calls, num_returns=len(calls), timeout=_PROGRESS_INTERVAL_S)
 
 
 def _release(actors: list[Any], placement: PlacementGroup | None) -> None:
@@ -139,21 +188,21 @@ class _RaySession:
         self._open = True
 
     @classmethod
-    def open(cls, num_cpus: int) -> _RaySession:
+    def open(cls, options: RayInitConfig, *, num_cpus: int) -> _RaySession:
         if ray.is_initialized():
             return cls(connected_here=False)
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         # Ray starts workers at niceness 15, where anything else on the machine starves them; they are the work here.
         os.environ.setdefault("RAY_worker_niceness", "0")
-        owned = not os.environ.get("RAY_ADDRESS")
-        watch = watchdog.DeathWatch() if owned and watchdog.is_supported() else None
+        address = options.address or os.environ.get("RAY_ADDRESS", "")
+        watch = watchdog.DeathWatch() if not address and watchdog.is_supported() else None
         session = cls(connected_here=True, watch=watch)
         try:
             with sigterm_handler_kept():
-                if owned:
-                    session._start(num_cpus)
+                if address:
+                    _join(address)
                 else:
-                    ray.init(logging_level=logging.WARNING)
+                    session._start(num_cpus)
         except BaseException:
             session.close()
             raise
@@ -203,54 +252,83 @@ class _RaySession:
             ray.shutdown()
 
 
+def _join(address: str) -> None:
+    """Connect to a running cluster; raises `ConfigError` when there is none at ``address``."""
+    where = f"ray_init.address={address} (or RAY_ADDRESS)"
+    host, _, port = address.rpartition(":")
+    if port.isdigit():
+        # Ray itself tries for a minute and then ends the process.
+        try:
+            socket.create_connection((host, int(port)), timeout=_CONNECT_TIMEOUT_S).close()
+        except OSError as error:
+            raise ConfigError(f"{where}: no Ray there ({error}); start one with: {_START_HEAD}") from None
+    try:
+        ray.init(address=address, logging_level=logging.WARNING)
+    except (ConnectionError, ValueError) as error:
+        raise ConfigError(f"{where}: {error}; start a cluster with: {_START_HEAD}") from None
+
+
 def _reserve(nnodes: int, workers_per_node: int, *, gpu: bool) -> PlacementGroup:
-    """A bundle of devices on each node; raises `ConfigError` where there are too few or others keep them."""
+    """One bundle per node, with all of the node's devices; raises `ConfigError` where the cluster lacks them.
+
+    A node's workers stand in one bundle, so that they are on one machine for certain, and bundles on different ones.
+    """
     bundle = {"CPU": float(workers_per_node)} | ({"GPU": float(workers_per_node)} if gpu else {})
     wanted = f"trainer.nnodes={nnodes} trainer.n_gpus_per_node={workers_per_node}"
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    fitting = [node for node in nodes if all(node.get(kind, 0) >= count for kind, count in bundle.items())]
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    fitting = [node for node in nodes if all(node["Resources"].get(kind, 0) >= n for kind, n in bundle.items())]
     if len(fitting) < nnodes:
         raise ConfigError(
-            f"{wanted}: {len(fitting)} of the Ray cluster's {len(nodes)} nodes have {_shown(bundle)}; "
-            "for several nodes start Ray on each and set RAY_ADDRESS"
+            f"{wanted}: {len(fitting)} of the Ray cluster's {len(nodes)} nodes have {_shown(bundle)} "
+            f"({_shown_nodes(nodes, bundle)}); for several nodes run scripts/ray_cluster.sh on each, "
+            "and name the cluster by ray_init.address or RAY_ADDRESS"
         )
-    group = placement_group([bundle] * nnodes, strategy="STRICT_SPREAD" if nnodes > 1 else "PACK")
+    group = placement_group([bundle] * nnodes, strategy="STRICT_SPREAD" if nnodes > 1 else "STRICT_PACK")
     if not group.wait(_PLACEMENT_TIMEOUT_S):
         remove_placement_group(group)
+        free = {kind: ray.available_resources().get(kind, 0.0) for kind in bundle}
         raise ConfigError(
-            f"{wanted}: other programs on the Ray cluster did not free {_shown(bundle)} on each node "
-            f"within {_PLACEMENT_TIMEOUT_S:.0f} s"
+            f"{wanted}: other programs hold what {_shown(bundle)} on each node would take; free on the whole Ray "
+            f"cluster, after {_PLACEMENT_TIMEOUT_S:.0f} s of waiting: {_shown(free)}"
         )
     return group
 
 
-def _shown(bundle: dict[str, float]) -> str:
-    return " and ".join(f"{count:.0f} {kind}" for kind, count in bundle.items())
+def _shown(resources: dict[str, float]) -> str:
+    return " and ".join(f"{count:.0f} {kind}" for kind, count in resources.items())
 
 
-def _start_actor(placement: PlacementGroup, bundle: int, spec: WorkerSpec) -> Any:
+def _shown_nodes(nodes: Sequence[Any], kinds: Iterable[str]) -> str:
+    """Each node's own resources of these kinds."""
+    return ", ".join(
+        f"{node['NodeManagerAddress']}: {_shown({kind: node['Resources'].get(kind, 0.0) for kind in kinds})}"
+        for node in nodes
+    )
+
+
+def _start_actor(placement: PlacementGroup, bundle: int, spec: WorkerSpec, environment: dict[str, str]) -> Any:
     actor_class = ray.remote(_WorkerHost).options(
         num_cpus=1,
         num_gpus=int(spec.device == "cuda"),
         scheduling_strategy=PlacementGroupSchedulingStrategy(placement, placement_group_bundle_index=bundle),
     )
-    return actor_class.remote(_worker_environment(spec.num_threads), sys.path)
+    return actor_class.remote(environment, sys.path)
 
 
-def _worker_environment(num_threads: int) -> dict[str, str]:
-    """What a worker's process gets of this one's environment, and its thread counts."""
+def _worker_environment(num_threads: int, more: Sequence[str]) -> dict[str, str]:
+    """What a worker's process gets of this one's environment, ``more`` names or patterns too, and its thread counts."""
+    allowed = (*_PASSED_ON, *more)
     passed_on = {
         name: value
         for name, value in os.environ.items()
-        if (name.startswith(_PASSED_ON_PREFIXES) or name in _PASSED_ON_NAMES) and name not in _NEVER_PASSED_ON
+        if any(fnmatchcase(name, pattern) for pattern in allowed) and name not in _NEVER_PASSED_ON
     }
     return passed_on | thread_environment(num_threads)
 
 
-def _connect(address: tuple[str, int]) -> Any:
-    from torch.distributed import TCPStore
-
-    return TCPStore(address[0], address[1], is_master=False)
+def _open_store() -> TCPStore:
+    """Serve the group's rendezvous from this process, which outlives the workers; any free port."""
+    return TCPStore(ray.util.get_node_ip_address(), 0, is_master=True, wait_for_workers=False)
 
 
 class _WorkerHost:
@@ -259,20 +337,10 @@ class _WorkerHost:
     def __init__(self, environment: dict[str, str], import_path: list[str]) -> None:
         os.environ.update(environment)
         sys.path += [folder for folder in import_path if folder not in sys.path]
-        self._store: Any = None
         self._worker: Any = None
 
-    def open_store(self) -> tuple[str, int]:
-        """Serve the group's rendezvous from here; its host and port."""
-        from torch.distributed import TCPStore
-
-        host = ray.util.get_node_ip_address()
-        # Port 0: the store itself picks a free one, so nobody can take it in between.
-        self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
-        return host, self._store.port
-
     def start(self, spec: WorkerSpec, rank: int, world_size: int, address: tuple[str, int]) -> None:
-        store = self._store or _connect(address)
+        store = TCPStore(address[0], address[1], is_master=False)
         context = WorkerContext(
             rank=rank,
             world_size=world_size,
@@ -280,6 +348,7 @@ class _WorkerHost:
             device=spec.device,
             store=store,
             report=functools.partial(store.add, _PROGRESS_KEY),
+            is_interrupted=functools.partial(store.check, [_INTERRUPT_KEY]),
         )
         self._worker = spec.worker_class()(context, *spec.args)
 

@@ -1,11 +1,50 @@
-"""Keeps this process's own answer to SIGTERM: Ray replaces it when it is imported and again when it starts."""
+"""SIGTERM: a run that is asked to end saves first. Ray, which installs answers of its own, does not change that."""
 
 from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
+
+from agentgym_rl.errors import AgentGymError
+
+
+class Terminated(AgentGymError):
+    """The run ended because SIGTERM asked for it, with everything saved that there was to save."""
+
+
+class StopRequest:
+    """Whether this process has been asked to end."""
+
+    def __init__(self) -> None:
+        self.is_made = False
+
+
+@contextmanager
+def stop_on_sigterm(on_request: Callable[[], object]) -> Iterator[StopRequest]:
+    """Within, the first SIGTERM is noted and calls ``on_request``; a second one is handled as on entering.
+
+    Only the main thread receives signals; in another one nothing is changed.
+    """
+    request = StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
+    previous = signal.getsignal(signal.SIGTERM)
+
+    def note(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, previous)
+        request.is_made = True
+        print("SIGTERM: saving the last finished step; a second SIGTERM ends the run at once", flush=True)
+        on_request()
+
+    signal.signal(signal.SIGTERM, note)
+    try:
+        yield request
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 @contextmanager

@@ -10,22 +10,32 @@ import dataclasses
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, NoReturn
 
 import torch
 
+from agentgym_rl.errors import AgentGymError
 from agentgym_rl.rollout.collector import RolloutRequest, TokenLimits, check_failures
 from agentgym_rl.rollout.statistics import rollout_metrics
 from agentgym_rl.types import Item, SamplingParams, Trajectory
 from verl.config import EvalSamplingConfig, PPOConfig, RolloutConfig
 from verl.protocol import DataProto
-from verl.single_controller.base import WorkerGroup, WorkerSpec
+from verl.single_controller.base import ClusterError, Interrupted, WorkerError, WorkerGroup, WorkerSpec
+from verl.single_controller.signals import StopRequest, Terminated, stop_on_sigterm
 from verl.single_controller.start import start_workers
 from verl.trainer.core_algos import apply_kl_penalty, compute_advantages, find_estimator
 from verl.trainer.item_order import ItemOrder
-from verl.trainer.metrics import CONSOLE_COLUMNS, Stopwatch, advantage_metrics, group_metrics, has_signal
+from verl.trainer.metrics import (
+    CONSOLE_COLUMNS,
+    Stopwatch,
+    advantage_metrics,
+    group_metrics,
+    has_signal,
+    usage_metrics,
+)
 from verl.trainer.mini_batches import mini_batch_rows, share_mini_batch
 from verl.trainer.plan import PPOPlan, resolve_threads
-from verl.trainer.rollouts import generate, make_requests
+from verl.trainer.rollouts import Rollout, generate, make_requests
 from verl.utils import checkpoint
 from verl.utils.balancing import balanced_partition, restore_order
 from verl.utils.devices import resolve_device
@@ -53,20 +63,45 @@ class PPOTrainer:
         self._order, self._val_items = order, tuple(val_items)
         self._workers, self._tracker = workers, tracker
         self._rounds = config.algorithm.rounds_ctrl.scheduler()
-        self._steps_done = self._load(resume_from) if resume_from else 0
+        self._steps_done = self._saved_step = self._load(resume_from) if resume_from else 0
+        self._is_saving = False
 
     def fit(self) -> None:
-        """All steps that are left: train, validate, save, log."""
+        """All steps that are left: train, validate, save, log.
+
+        After SIGTERM it saves the last finished step and raises `Terminated`: rollouts are given up, an update is
+        finished first.
+        """
+        with stop_on_sigterm(self._workers.interrupt) as stop:
+            try:
+                self._run_steps(stop)
+            except Interrupted:
+                pass  # Nothing of the step that was given up has reached the weights.
+            except (WorkerError, ClusterError):
+                raise  # Without all workers no checkpoint is written to its end.
+            except AgentGymError:
+                self._finish_save()
+                raise
+            if self._steps_done < self._plan.total_steps:
+                self._save_and_leave()
+            self._finish_save()
+
+    def _run_steps(self, stop: StopRequest) -> None:
         trainer, last_step = self._config.trainer, self._plan.total_steps
         if self._steps_done == 0 and trainer.val_before_train:
             self._tracker.log(0, self.validate())
         for step in range(self._steps_done + 1, last_step + 1):
+            if stop.is_made:
+                return
             metrics = self.train_step(step)
-            if trainer.test_freq > 0 and _is_due(step, trainer.test_freq, last_step):
-                metrics |= self.validate()
-            if _is_due(step, trainer.save_freq, last_step):
-                metrics |= self.save()
-            self._tracker.log(step, metrics)
+            try:
+                metrics |= self._finish_save(wait=False)
+                if trainer.test_freq > 0 and _is_due(step, trainer.test_freq, last_step):
+                    metrics |= self.validate()
+                if _is_due(step, trainer.save_freq, last_step):
+                    metrics |= self.save()
+            finally:
+                self._tracker.log(step, metrics)
 
     def train_step(self, step: int) -> dict[str, float]:
         """Training step ``step``, counted from 1; returns its metrics."""
@@ -74,7 +109,8 @@ class PPOTrainer:
         with watch.measure("step"):
             self._workers.call_all("start_step", step)
             with watch.measure("gen"):
-                trajectories = self._rollout(step)
+                rollout = self._rollout(step)
+            trajectories = rollout.trajectories
             check_failures(trajectories, self._config.actor_rollout_ref.rollout.max_failed_fraction)
             batch = DataProto.from_trajectories([t for t in trajectories if not t.masked])
             batch = self._add_log_probs(batch, watch)
@@ -84,7 +120,7 @@ class PPOTrainer:
             with watch.measure("sync"):
                 self._workers.call_all("sync_weights", step)
         self._steps_done = step
-        metrics |= rollout_metrics(trajectories) | group_metrics(trajectories)
+        metrics |= rollout_metrics(trajectories) | usage_metrics(rollout.usage) | group_metrics(trajectories)
         return metrics | self._step_metrics(step, batch, watch) | watch.seconds
 
     def validate(self) -> dict[str, float]:
@@ -101,30 +137,60 @@ class PPOTrainer:
             log_name=f"val_step{self._steps_done}",
         )
         with watch.measure("validate"):
-            trajectories = self._generate(requests, order)
+            trajectories = self._generate(requests, order).trajectories
         check_failures(trajectories, rollout.max_failed_fraction)
         metrics = {name.replace("rollout/", "val/", 1): value for name, value in rollout_metrics(trajectories).items()}
         return metrics | watch.seconds
 
     def save(self) -> dict[str, float]:
-        """Write the checkpoint of the last finished step; complete, or not there at all."""
-        watch, root = Stopwatch(), output_folder(self._config)
+        """Begin to write the checkpoint of the last finished step; it will be complete, or not there at all.
+
+        Training goes on meanwhile; `_finish_save` tells what came of it.
+        """
+        watch, trainer = Stopwatch(), self._config.trainer
         with watch.measure("save"):
-            folder = checkpoint.begin(root, self._steps_done)
-            self._workers.call_all("save", folder)
-            # Items, rounds and random numbers follow from the step and the seeds in the config.
-            state = {
-                "step": self._steps_done,
-                "epoch": self._order.epoch_of(self._steps_done),
-                "config": dataclasses.asdict(self._config),
-            }
-            checkpoint.save_trainer_state(folder, state)
-            checkpoint.commit(root, self._steps_done, keep=self._config.trainer.max_actor_ckpt_to_keep)
-        return watch.seconds
+            self._finish_save()
+            order = checkpoint.begin_save(
+                output_folder(self._config),
+                self._steps_done,
+                self._trainer_state(),
+                keep=trainer.max_actor_ckpt_to_keep,
+            )
+            self._workers.call_all("save", order)
+            self._is_saving, self._saved_step = True, self._steps_done
+            written = {} if trainer.async_save else self._finish_save()
+        return watch.seconds | written
+
+    def _trainer_state(self) -> dict[str, Any]:
+        """The driver in a checkpoint; items, rounds and random numbers follow from step, seeds and config."""
+        return {
+            "step": self._steps_done,
+            "epoch": self._order.epoch_of(self._steps_done),
+            "config": dataclasses.asdict(self._config),
+        }
+
+    def _finish_save(self, *, wait: bool = True) -> dict[str, float]:
+        """How long the last checkpoint took to write, if that is over; raises when it failed."""
+        if not self._is_saving:
+            return {}
+        seconds = self._workers.call_all("finish_save", wait)
+        if None in seconds and not wait:
+            return {}
+        self._is_saving = False
+        return {"checkpoint/write_s": max(seconds)}
+
+    def _save_and_leave(self) -> NoReturn:
+        if self._steps_done == 0:
+            raise Terminated("terminated before the first step was finished: nothing to save")
+        if self._saved_step != self._steps_done:
+            self.save()
+        self._finish_save()
+        folder = output_folder(self._config) / f"global_step_{self._steps_done}"
+        raise Terminated(f"terminated after step {self._steps_done}; the same command goes on from {folder}")
 
     # ---------------------------------------------------------------------------------------------- parts of a step
 
-    def _rollout(self, step: int) -> list[Trajectory]:
+    def _rollout(self, step: int) -> Rollout:
         """``n`` trajectories of each of the step's items with the current policy, item by item."""
         rollout = self._config.actor_rollout_ref.rollout
         requests = make_requests(
@@ -138,7 +204,7 @@ class PPOTrainer:
         )
         return self._generate(requests, order)
 
-    def _generate(self, requests: Sequence[RolloutRequest], order: RolloutOrder) -> list[Trajectory]:
+    def _generate(self, requests: Sequence[RolloutRequest], order: RolloutOrder) -> Rollout:
         # A run that died in this step, perhaps with more workers, left files that must not be mixed with the new ones.
         shutil.rmtree(trajectory_folder(self._config) / order.log_name, ignore_errors=True)
         return generate(self._workers, requests, order)
@@ -233,7 +299,7 @@ def run_ppo(config: PPOConfig, *, train_items: Sequence[Item], val_items: Sequen
         return
     with (
         _open_tracker(config, root, checkpoint.step_of(resume_from) if resume_from else 0) as tracker,
-        start_workers(_worker_spec(config, plan, device), config.trainer) as workers,
+        start_workers(_worker_spec(config, plan, device), config.trainer, config.ray_init) as workers,
     ):
         PPOTrainer(
             config,

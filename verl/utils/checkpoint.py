@@ -4,10 +4,12 @@ Layout under ``default_local_dir``::
 
     global_step_<N>/actor/               shards of model, optimizer and scheduler
     global_step_<N>/actor/huggingface/   the model for `from_pretrained` and vLLM
-    global_step_<N>/trainer.json         the driver's state
+    global_step_<N>/random/<rank>.pt     random states of each worker
+    global_step_<N>/trainer.json         the driver's state: step, epoch, config
     latest_checkpointed_iteration.txt    N of the newest complete one
 
-The driver owns the protocol: `begin`, let the workers write, `commit`.
+The driver calls `begin` and writes its own state; then the workers copy theirs to host memory, and their
+`BackgroundWriter`s write the copies while training goes on; the first of them calls `commit` when all is on the disk.
 """
 
 from __future__ import annotations
@@ -16,17 +18,120 @@ import json
 import os
 import re
 import shutil
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentgym_rl.errors import ConfigError
+from agentgym_rl.errors import AgentGymError, ConfigError
 
 LATEST_FILE = "latest_checkpointed_iteration.txt"
 ACTOR_FOLDER = "actor"
 HUGGINGFACE_FOLDER = "huggingface"
+RANDOM_FOLDER = "random"
 TRAINER_FILE = "trainer.json"
 _STEP_FOLDER = re.compile(r"global_step_(\d+)")
 _UNFINISHED_SUFFIX = ".unfinished"
+
+
+class CheckpointError(AgentGymError):
+    """A checkpoint could not be written; those that were complete before are untouched."""
+
+
+@dataclass(frozen=True)
+class SaveOrder:
+    """Which checkpoint the workers are to write, after `begin`."""
+
+    root: Path
+    step: int
+    keep: int | None = None
+    """As in `commit`."""
+
+    @property
+    def folder(self) -> Path:
+        """Where it is written until it is complete."""
+        return _unfinished_folder(self.root, self.step)
+
+
+class BackgroundWriter:
+    """Writes one worker's part of a checkpoint in a thread of its own; one checkpoint at a time.
+
+    Every worker writes the same checkpoint, and what they write ends collectively: when it is over on one worker, it is
+    on the disk for all of them. The worker that ``commits`` then makes it complete.
+    """
+
+    def __init__(self, *, commits: bool) -> None:
+        self._commits = commits
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._order: SaveOrder | None = None
+        self._written: Future[float] | None = None
+
+    def start(self, order: SaveOrder, writes: Sequence[Callable[[], object]]) -> None:
+        """Begin to do ``writes``, in turn; waits for an earlier checkpoint first and raises as `finish` does."""
+        self.finish()
+        self._order, self._written = order, self._thread.submit(self._write, order, writes)
+
+    def finish(self, *, wait: bool = True) -> float | None:
+        """Seconds that writing the last checkpoint took; None when there is none.
+
+        ``wait=False`` returns None also when it is still being written. Raises `CheckpointError` when it failed.
+        """
+        if self._order is None or self._written is None or not (wait or self._written.done()):
+            return None
+        error = self._written.exception()
+        if error is not None:
+            raise CheckpointError(_describe_failure(self._order, error)) from error
+        return self._written.result()
+
+    def close(self) -> None:
+        """End the thread, after what it is writing; failures were for `finish` to say."""
+        self._thread.shutdown()
+
+    def _write(self, order: SaveOrder, writes: Sequence[Callable[[], object]]) -> float:
+        began = time.perf_counter()
+        is_complete = False
+        try:
+            for write in writes:
+                write()
+            if self._commits:
+                commit(order.root, order.step, keep=order.keep)
+            is_complete = True
+        finally:
+            if self._commits and not is_complete:
+                # On a full disk, whatever else writes there needs the room more than half a checkpoint does.
+                shutil.rmtree(order.folder, ignore_errors=True)
+        return time.perf_counter() - began
+
+
+def _describe_failure(order: SaveOrder, error: BaseException) -> str:
+    last = latest(order.root)
+    left = f"the last complete one is {last}" if last else "there is no complete one"
+    return f"the checkpoint of step {order.step} could not be written: {_root_cause(error)}; {left}"
+
+
+def _root_cause(error: BaseException) -> str:
+    """The failure in words: of those that a distributed save collects by rank, the first; and what it came from."""
+    failures = getattr(error, "failures", None)
+    if failures:
+        error = failures[min(failures)][0]
+    # torch's writer reports a failed write as an error of its own, raised while it handles the system's.
+    origin: BaseException | None = error
+    while origin is not None and not isinstance(origin, OSError):
+        origin = origin.__cause__ or origin.__context__
+    shown = origin or error
+    return f"{type(shown).__name__}: {shown}"
+
+
+def begin_save(root: Path, step: int, state: dict[str, Any], *, keep: int | None = None) -> SaveOrder:
+    """`begin` and `save_trainer_state`; returns what the workers are to do. `CheckpointError` if the disk fails."""
+    order = SaveOrder(root, step, keep)
+    try:
+        save_trainer_state(begin(root, step), state)
+    except OSError as error:
+        raise CheckpointError(_describe_failure(order, error)) from error
+    return order
 
 
 def begin(root: Path, step: int) -> Path:
@@ -34,7 +139,7 @@ def begin(root: Path, step: int) -> Path:
     root.mkdir(parents=True, exist_ok=True)
     for leftover in root.glob(f"global_step_*{_UNFINISHED_SUFFIX}"):
         shutil.rmtree(leftover)
-    folder = root / f"global_step_{step}{_UNFINISHED_SUFFIX}"
+    folder = _unfinished_folder(root, step)
     folder.mkdir()
     return folder
 
@@ -45,7 +150,7 @@ def commit(root: Path, step: int, *, keep: int | None = None) -> Path:
     Of the steps up to this one ``keep`` (at least 1) are kept; None keeps all. Later ones are another run's and stay.
     Returns the final folder. A complete checkpoint of the same step is replaced.
     """
-    unfinished, final = root / f"global_step_{step}{_UNFINISHED_SUFFIX}", root / f"global_step_{step}"
+    unfinished, final = _unfinished_folder(root, step), root / f"global_step_{step}"
     _sync_tree(unfinished)
     if final.exists():
         # Renamed first: removing takes long, and a run that is killed meanwhile would have neither of the two.
@@ -134,6 +239,10 @@ def write_atomically(path: Path, text: str) -> None:
     aside.write_text(text)
     _sync(aside)
     aside.replace(path)
+
+
+def _unfinished_folder(root: Path, step: int) -> Path:
+    return root / f"global_step_{step}{_UNFINISHED_SUFFIX}"
 
 
 def _sync_tree(folder: Path) -> None:

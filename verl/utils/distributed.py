@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+
 import torch
 import torch.distributed as dist
 
@@ -21,8 +23,24 @@ def init_single_process_group(device: torch.device) -> None:
         init_process_group(dist.HashStore(), rank=0, world_size=1, device=device)
 
 
+_background: list[dist.ProcessGroup] = []
+# A rank may wait for all the others to write their share of a checkpoint to slow storage.
+_BACKGROUND_TIMEOUT = datetime.timedelta(hours=2)
+
+
+def background_group() -> dist.ProcessGroup:
+    """A gloo group of all ranks for a second thread, whose collectives must not mix with training's.
+
+    All ranks must ask for it the first time together.
+    """
+    if not _background:
+        _background.append(dist.new_group(backend="gloo", timeout=_BACKGROUND_TIMEOUT))
+    return _background[0]
+
+
 def destroy_process_group() -> None:
     """Leave the group, if there is one."""
+    _background.clear()
     if dist.is_initialized():
         dist.destroy_process_group()
 

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 
 from verl.protocol import DataProto
+from verl.single_controller import ending
 from verl.single_controller.base import WorkerContext
 from verl.trainer.core_algos import BatchTotals
-from verl.utils.checkpoint import ACTOR_FOLDER, HUGGINGFACE_FOLDER
+from verl.utils.checkpoint import ACTOR_FOLDER, HUGGINGFACE_FOLDER, RANDOM_FOLDER, BackgroundWriter, SaveOrder
 from verl.utils.devices import peak_memory_gib
-from verl.utils.seeding import derive_seed, seed_everything
+from verl.utils.seeding import derive_seed, load_random_state, random_state, save_random_state, seed_everything
 from verl.workers.actor import Actor
 from verl.workers.reference import Reference
 from verl.workers.rollout.engine import WeightUpdateTimes
 from verl.workers.rollout.worker import RolloutWorker
 from verl.workers.setup import ActorSetup, RolloutSetup
+
+# A run that ends well has waited for its last checkpoint before; nothing else is worth a longer wait.
+_WRITER_LIMIT_S = 2.0
 
 
 class HybridWorker(RolloutWorker):
@@ -39,6 +44,7 @@ class HybridWorker(RolloutWorker):
             if training.ref is not None
             else None
         )
+        self._writer = BackgroundWriter(commits=context.rank == 0)
 
     def start_step(self, step: int) -> None:
         """Set the random state of a training step: a function of seed, step and rank, so a resumed run has the same."""
@@ -62,15 +68,35 @@ class HybridWorker(RolloutWorker):
         """Give the actor's weights to the engine."""
         return self._engine.load_weights(self._actor.state_dict_items(), version)
 
-    def save(self, folder: Path) -> None:
-        """Write the actor into the checkpoint ``folder``, with a Hugging Face folder beside."""
-        self._actor.save(folder / ACTOR_FOLDER)
-        self._actor.export_huggingface(folder / ACTOR_FOLDER / HUGGINGFACE_FOLDER)
+    def save(self, order: SaveOrder) -> None:
+        """Copy what a checkpoint holds to host memory and begin to write it; `finish_save` tells what came of it."""
+        self._writer.finish()
+        folder, random_file = order.folder, _random_file(order.folder, self._context.rank)
+        writes: list[Callable[[], object]] = [
+            functools.partial(save_random_state, random_file, random_state()),
+            self._actor.prepare_save(folder / ACTOR_FOLDER, export_to=folder / ACTOR_FOLDER / HUGGINGFACE_FOLDER),
+        ]
+        self._writer.start(order, writes)
+
+    def finish_save(self, wait: bool) -> float | None:
+        """See `BackgroundWriter.finish`."""
+        return self._writer.finish(wait=wait)
 
     def load(self, folder: Path) -> None:
-        """Go on from the checkpoint ``folder``."""
+        """Go on from the checkpoint ``folder``, whatever number of workers wrote it."""
         self._actor.load(folder / ACTOR_FOLDER)
+        # With another number of workers nobody's states fit; those of each step follow from the seed in any case.
+        if len(list((folder / RANDOM_FOLDER).glob("*.pt"))) == self._context.world_size:
+            load_random_state(_random_file(folder, self._context.rank))
 
     def peak_memory_gib(self) -> float:
         """The most memory that this worker held so far."""
         return peak_memory_gib(self._device)
+
+    def close(self) -> None:
+        ending.run_bounded(self._writer.close, limit_s=_WRITER_LIMIT_S)
+        super().close()
+
+
+def _random_file(folder: Path, rank: int) -> Path:
+    return folder / RANDOM_FOLDER / f"{rank}.pt"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
     get_optimizer_state_dict,
@@ -192,8 +193,28 @@ class LanguageModelTrainer:
 
     def save(self, folder: Path) -> None:
         """Write model, optimizer and schedule into ``folder``, each rank its shard."""
-        with _quiet_without_group():
-            dcp.save(self._state(), checkpoint_id=folder, no_dist=not _has_group())
+        self.prepare_save(folder)()
+
+    def prepare_save(self, folder: Path, *, export_to: Path | None = None) -> Callable[[], None]:
+        """Copy what `save` writes to host memory; what is returned writes the copy, while training goes on.
+
+        With ``export_to``, rank 0 also copies and writes what `export_huggingface` does. Writing is collective, and may
+        happen in a second thread. Tensors that the two share are copied once.
+        """
+        group = distributed.background_group() if _has_group() else None
+        state = self._state()
+        weights = dict(self.state_dict_items()) if export_to and distributed.rank() == 0 else {}
+        if export_to and distributed.rank() != 0:
+            _exhaust(self.state_dict_items())
+        state, weights = _copy_to_host({"state": state, "weights": weights}).values()
+
+        def write() -> None:
+            with _quiet_without_group():
+                dcp.save(state, checkpoint_id=folder, process_group=group, no_dist=group is None)
+            if export_to and weights:
+                export_huggingface(export_to, self.model, self.tokenizer, weights.items())
+
+        return write
 
     def load(self, folder: Path) -> None:
         """Go on from what `save` wrote, with this or another number of ranks."""
@@ -216,8 +237,7 @@ class LanguageModelTrainer:
         if distributed.rank() == 0:
             export_huggingface(folder, self.model, self.tokenizer, self.state_dict_items())
         else:
-            for _ in self.state_dict_items():
-                pass
+            _exhaust(self.state_dict_items())
         distributed.barrier()
 
 
@@ -310,6 +330,20 @@ def packed_log_probs(
 
 def _dummy_batch() -> DataProto:
     return DataProto.from_sequences([[0, 0]], [[0, 1]])
+
+
+def _copy_to_host(state: dict[str, Any]) -> dict[str, Any]:
+    """A copy of a nested state in host memory; tensors on one storage stay on one."""
+    stager = DefaultStager(StagingOptions(False, False, False, False))
+    try:
+        return stager.stage(state)  # type: ignore[return-value]  # a future only where staging is asynchronous
+    finally:
+        stager.close()
+
+
+def _exhaust(items: Iterator[object]) -> None:
+    for _ in items:
+        pass
 
 
 def _named_weights(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
