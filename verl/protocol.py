@@ -57,10 +57,21 @@ class DataProto:
     """float32: 0 where not sampled."""
     returns_T: torch.Tensor | None = None
     """float32: 0 where not sampled."""
+    values_T: torch.Tensor | None = None
+    """float32: the critic's, before this step's first update; meaningful on loss tokens only."""
+    baselines_B: torch.Tensor | None = None
+    """float64: the score of a greedy rollout of the same item; NaN where it failed."""
+    message_ids_T: torch.Tensor | None = None
+    """int32: index of the message that a token belongs to."""
+    anchor_ids_T: torch.Tensor | None = None
+    """int64: on sampled tokens the `group_code` of the observation that their turn answers; 0 elsewhere."""
 
     @classmethod
     def from_trajectories(cls, trajectories: Sequence[Trajectory]) -> DataProto:
-        """Lay the trajectories end to end, in their order. Raises `ValueError` when one has no tokens."""
+        """Lay the trajectories end to end, in their order. Raises `ValueError` when one has no tokens.
+
+        Messages and anchors are set, model outputs and advantages are not.
+        """
         loss_masks = [np.zeros_like(t.loss_mask) if t.masked else t.loss_mask for t in trajectories]
         batch = cls.from_sequences([t.input_ids for t in trajectories], loss_masks)
         return batch.replace(
@@ -69,6 +80,8 @@ class DataProto:
             scores_B=torch.tensor([t.score for t in trajectories], dtype=torch.float64),
             masked_B=torch.tensor([t.masked for t in trajectories], dtype=torch.bool),
             group_ids_B=torch.tensor([group_code(t.uid) for t in trajectories], dtype=torch.int64),
+            message_ids_T=_flat([t.sequence_ids for t in trajectories], torch.int32),
+            anchor_ids_T=_flat([_anchors(t) for t in trajectories], torch.int64),
         )
 
     @classmethod
@@ -173,6 +186,14 @@ class DataProto:
     def __reduce__(self) -> tuple[Any, ...]:
         # NumPy arrays pickle as out-of-band buffers: Ray then shares one copy, where torch would serialise storages.
         return _from_arrays, ({name: tensor.cpu().numpy() for name, tensor in self._tensors()},)
+
+
+def _anchors(trajectory: Trajectory) -> np.ndarray:
+    """int64 ``T``: see `DataProto.anchor_ids_T`."""
+    previous = ["", *(message.content for message in trajectory.messages)]
+    codes = np.array([group_code(content) for content in previous], dtype=np.int64)
+    # A token's message stands one later in `previous`, so that its own index finds the message before.
+    return np.where(trajectory.loss_mask, codes[trajectory.sequence_ids], 0)
 
 
 def _from_arrays(arrays: dict[str, np.ndarray]) -> DataProto:

@@ -16,8 +16,12 @@ def batch_of(
     scores: Sequence[float] | None = None,
     groups: Sequence[str] | None = None,
     masked: Sequence[bool] | None = None,
+    values: Sequence[Sequence[float]] | None = None,
+    messages: Sequence[Sequence[int]] | None = None,
+    anchors: Sequence[Sequence[int]] | None = None,
+    baselines: Sequence[float] | None = None,
 ) -> DataProto:
-    """Sequences with these masks behind one prompt token each, which gets reward 0; ids are 1, 2, 3, ...
+    """Sequences with these masks behind one prompt token each, of which all that is given is 0; ids are 1, 2, 3, ...
 
     A masked sequence's loss mask is emptied, as `DataProto.from_trajectories` does.
     """
@@ -25,8 +29,16 @@ def batch_of(
     masks = [[0] + [0 if gone else bit for bit in mask] for mask, gone in zip(loss_masks, masked, strict=True)]
     batch = DataProto.from_sequences([list(range(1, len(mask) + 1)) for mask in masks], masks)
     batch = batch.replace(masked_B=torch.tensor(masked))
-    if rewards is not None:
-        batch = batch.replace(token_rewards_T=torch.tensor([r for row in rewards for r in [0.0, *row]]))
+    for name, rows, dtype in (
+        ("token_rewards_T", rewards, torch.float32),
+        ("values_T", values, torch.float32),
+        ("message_ids_T", messages, torch.int32),
+        ("anchor_ids_T", anchors, torch.int64),
+    ):
+        if rows is not None:
+            batch = batch.replace(**{name: torch.tensor([x for row in rows for x in [0, *row]], dtype=dtype)})
+    if baselines is not None:
+        batch = batch.replace(baselines_B=torch.tensor(baselines, dtype=torch.float64))
     if scores is not None:
         batch = batch.replace(scores_B=torch.tensor(scores, dtype=torch.float64))
     if groups is not None:

@@ -1,67 +1,31 @@
 from __future__ import annotations
 
-import inspect
 import json
 import math
 from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from support.batches import batch_of, random_batch
+from support.batches import batch_of
 
 from agentgym_rl.errors import ConfigError
-from verl.config import ADV_ESTIMATORS, LOSS_AGG_MODES, AlgorithmConfig
-from verl.protocol import DataProto
+from verl.config import LOSS_AGG_MODES, KLControlConfig
 from verl.trainer.core_algos import (
-    ADVANTAGE_ESTIMATORS,
-    Advantages,
     BatchTotals,
     LossNormalizer,
     apply_kl_penalty,
-    compute_advantages,
-    discounted_returns,
-    find_estimator,
+    apply_rollout_weights,
+    clipped_value_loss,
+    full_kl,
     kl_estimate,
+    next_kl_coef,
     ppo_clip_loss,
-    whiten,
 )
 
 CASES = json.loads((Path(__file__).parents[2] / "cases" / "algorithms.json").read_text())
-PER_TOKEN = [case for case in CASES["per_token"] if case["estimator"] in ADVANTAGE_ESTIMATORS]
-
-
-def advantages_by_sequence(batch: DataProto, name: str, **options) -> list[float]:
-    """The one advantage that all sampled tokens of a sequence share; 0 for a sequence without any."""
-    result = compute_advantages(batch, AlgorithmConfig(adv_estimator=name, **options))
-    rows = [result.select([index]) for index in range(len(batch))]
-    values = [row.advantages_T[row.loss_mask_T].unique().tolist() or [0.0] for row in rows]
-    assert all(len(value) == 1 for value in values)
-    return [value[0] for value in values]
 
 
 # -------------------------------------------------------------------------------------------------- worked cases
-
-
-@pytest.mark.parametrize("case", PER_TOKEN, ids=lambda case: case["name"])
-def test_returns_see_only_sampled_tokens(case):
-    batch = batch_of([case["loss_mask"]], rewards=[case["rewards"]])
-    returns = discounted_returns(batch.token_rewards_T, batch, case["gamma"])[1:].tolist()
-    for seen, expected in zip(returns, case["expect"], strict=True):
-        assert seen == pytest.approx(expected or 0.0, abs=1e-6)
-
-
-@pytest.mark.parametrize("case", CASES["per_group"], ids=lambda case: case["name"])
-def test_group_advantages(case):
-    batch = batch_of(
-        [[1, 0, 1]] * len(case["scores"]), scores=case["scores"], groups=case["groups"], masked=case.get("masked")
-    )
-    options = {key: case[key] for key in ("norm_adv_by_std_in_grpo",) if key in case}
-    seen = advantages_by_sequence(batch, case["estimator"], **options)
-    assert seen == pytest.approx(case["expect"], abs=case.get("tolerance", 1e-6))
-    if not any(case["expect"]):
-        assert seen == case["expect"]
 
 
 @pytest.mark.parametrize("case", CASES["loss"], ids=lambda case: case["name"])
@@ -75,115 +39,6 @@ def test_losses_of_micro_batches_add_up_to_that_of_the_batch(case):
             (LossNormalizer(case["agg"]).weights(part, totals) * torch.tensor([x for row in micro for x in row])).sum()
         )
     assert loss == pytest.approx(case["expect"])
-
-
-# ---------------------------------------------------------------------------------------------------- properties
-
-
-@given(st.permutations(range(8)))
-@pytest.mark.parametrize("name", sorted(ADVANTAGE_ESTIMATORS))
-def test_permuting_sequences_permutes_advantages(name, order):
-    batch = batch_of(
-        [[1, 0, 1], [1], [0, 1, 1, 1], [1, 1], [1], [0, 0, 1], [1, 1, 1], [1]],
-        rewards=[[0.2, 0, 0.3], [1], [0, 0, 0, 0], [0, 1], [0], [0, 0, 0.5], [0, 0, 1], [0]],
-        scores=[0.5, 1, 0, 1, 0, 0.5, 1, 0],
-        groups=list("aabbaabb"),
-        masked=[False] * 7 + [True],
-    )
-    config = AlgorithmConfig(adv_estimator=name, gamma=0.9)
-    expected = compute_advantages(batch, config).select(order).advantages_T
-    assert torch.allclose(compute_advantages(batch.select(order), config).advantages_T, expected, atol=1e-6)
-
-
-@given(gamma=st.floats(0, 1), seed=st.integers(0, 1000))
-def test_packed_returns_equal_a_padded_loop(gamma, seed):
-    batch = random_batch([6, 1, 9, 4], seed=seed)
-    rewards_T = torch.randn(batch.num_tokens, generator=torch.Generator().manual_seed(seed))
-    seen = discounted_returns(rewards_T, batch, gamma)
-    for index in range(len(batch)):
-        start, end = batch.offsets_B1[index : index + 2].tolist()
-        running = 0.0
-        for t in range(end - 1, start - 1, -1):
-            if batch.loss_mask_T[t]:
-                running = float(rewards_T[t]) + gamma * running
-                assert seen[t] == pytest.approx(running, abs=1e-6)
-            else:
-                assert seen[t] == 0
-
-
-def test_a_single_turn_gives_the_textbook_return():
-    batch = batch_of([[1, 1, 1]], rewards=[[0, 0, 1]])
-    assert discounted_returns(batch.token_rewards_T, batch, 0.5)[1:].tolist() == [0.25, 0.5, 1.0]
-
-
-def test_whitening_leaves_mean_0_and_std_1_and_constants_at_0():
-    values = whiten(torch.tensor([1.0, 2.0, 3.0, 6.0]))
-    assert values.mean() == pytest.approx(0, abs=1e-7) and values.std() == pytest.approx(1, abs=1e-6)
-    assert whiten(torch.full((7,), 0.35)).tolist() == [0.0] * 7
-    assert whiten(torch.tensor([5.0])).tolist() == [0.0]
-
-
-def test_the_baseline_is_taken_from_every_return_when_gamma_is_1():
-    batch = batch_of([[1, 1], [1, 1]], rewards=[[0.5, 0.5], [0, 0]], scores=[1, 0], groups=["a", "a"])
-    result = compute_advantages(batch, AlgorithmConfig(adv_estimator="reinforce_plus_plus_baseline"))
-    assert result.returns_T.tolist() == pytest.approx([0, 0.5, 0.0, 0, -0.5, -0.5])
-
-
-def test_constant_groups_give_the_baseline_estimator_nothing_to_learn():
-    batch = batch_of([[1], [1, 1]] * 4, rewards=[[0.35], [0, 0.35]] * 4, scores=[0.35] * 8, groups=["a"] * 8)
-    result = compute_advantages(batch, AlgorithmConfig(adv_estimator="reinforce_plus_plus_baseline"))
-    assert result.advantages_T.abs().max() == 0
-
-
-def test_scores_that_differ_by_less_than_float32_resolves_are_equal():
-    batch = batch_of([[1]] * 3, scores=[0.35, 0.35 + 1e-8, 0.35 - 1e-8], groups=["a"] * 3)
-    assert advantages_by_sequence(batch, "grpo") == [0, 0, 0]
-
-
-def test_large_scores_that_differ_keep_their_signal():
-    batch = batch_of([[1]] * 2, scores=[99.0, 100.0], groups=["a"] * 2)
-    assert advantages_by_sequence(batch, "grpo") == pytest.approx([-math.sqrt(0.5), math.sqrt(0.5)], abs=1e-5)
-
-
-def halves(batch: DataProto, config: AlgorithmConfig) -> Advantages:
-    return Advantages(batch.loss_mask_T * 0.5, batch.loss_mask_T * 0.5)
-
-
-def one_per_sequence(batch: DataProto, config: AlgorithmConfig) -> Advantages:
-    return Advantages(batch.scores_B, batch.scores_B)
-
-
-@pytest.fixture
-def own_estimators(tmp_path, monkeypatch):
-    """A user's file ``own_estimators.py`` with this file's estimators, in a folder that Python imports from."""
-    source = "\n".join(inspect.getsource(function) for function in (halves, one_per_sequence))
-    imports = "from verl.trainer.core_algos import *\nfrom verl.trainer.core_algos import AlgorithmConfig, DataProto\n"
-    (tmp_path / "own_estimators.py").write_text(imports + source)
-    monkeypatch.syspath_prepend(tmp_path)
-
-
-def test_a_user_names_an_estimator_of_their_own_by_module_and_function(own_estimators):
-    config = AlgorithmConfig(adv_estimator="own_estimators:halves")
-    assert compute_advantages(batch_of([[0, 1]]), config).advantages_T.tolist() == [0, 0, 0.5]
-    wrong = AlgorithmConfig(adv_estimator="own_estimators:one_per_sequence")
-    with pytest.raises(ValueError, match=r"own_estimators:one_per_sequence gave advantages_T of shape \(1,\) for 3"):
-        compute_advantages(batch_of([[0, 1]]), wrong)
-
-
-@pytest.mark.parametrize("name", ["own_estimators:thirds", "no_such_module:halves", "own_estimators.halves:halves"])
-def test_an_estimator_that_cannot_be_imported_is_a_configuration_error(own_estimators, name):
-    with pytest.raises(ConfigError, match=rf"algorithm\.adv_estimator='{name}': must be one of grpo, .*: "):
-        find_estimator(name)
-
-
-@pytest.mark.parametrize("name", ["gpro", "gae", "own_estimators", ":halves", "own estimators:halves", ""])
-def test_a_name_that_is_neither_known_nor_a_path_is_a_configuration_error(name):
-    with pytest.raises(ConfigError, match=r"must be one of grpo, .*package\.module:function"):
-        AlgorithmConfig(adv_estimator=name)
-
-
-def test_the_names_that_the_config_allows_are_the_estimators_there_are():
-    assert tuple(ADVANTAGE_ESTIMATORS) == ADV_ESTIMATORS
 
 
 # ------------------------------------------------------------------------------------------------------------ KL
@@ -214,6 +69,82 @@ def test_kl_penalty_is_paid_on_sampled_tokens_only():
     assert penalised.token_rewards_T.tolist() == pytest.approx([0, -0.1, 0, 0.7])
     assert penalised.scores_B.tolist() == pytest.approx([0.6])
     assert mean_kl == pytest.approx(2.0)
+
+
+def test_the_full_kl_is_a_sum_over_the_vocabulary():
+    policy, ref = torch.tensor([0.75, 0.25]).log(), torch.tensor([0.5, 0.5]).log()
+    assert full_kl(policy, ref).item() == pytest.approx(0.75 * math.log(1.5) + 0.25 * math.log(0.5))
+    assert full_kl(policy, policy).item() == 0
+
+
+def test_estimates_of_the_kl_are_on_average_the_full_one():
+    generator = torch.Generator().manual_seed(0)
+    policy, ref = (torch.randn(5, generator=generator).log_softmax(-1) for _ in range(2))
+    for name in ("kl", "low_var_kl"):
+        average = (policy.exp() * kl_estimate(policy, ref, name)).sum()
+        assert average.item() == pytest.approx(full_kl(policy, ref).item(), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kl", "expected"),
+    [
+        (0.1, 0.5),  # on target
+        (0.11, 0.5 * (1 + 0.1 * 64 / 640)),
+        (9.0, 0.5 * (1 + 0.2 * 64 / 640)),  # at most a fifth
+        (0.0, 0.5 * (1 - 0.2 * 64 / 640)),
+    ],
+)
+def test_an_adaptive_coefficient_follows_its_target_by_hand(kl, expected):
+    config = KLControlConfig(type="adaptive", kl_coef=0.5, target_kl=0.1, horizon=640)
+    assert next_kl_coef(0.5, kl=kl, num_trajectories=64, config=config) == pytest.approx(expected)
+
+
+def test_a_fixed_coefficient_stays():
+    assert next_kl_coef(0.5, kl=9.0, num_trajectories=64, config=KLControlConfig(kl_coef=0.5)) == 0.5
+
+
+# ----------------------------------------------------------------------------------- weights between engine and trainer
+
+
+def weighted(level: str) -> tuple[list[float], dict[str, float]]:
+    """Advantages of sampled tokens with ratios 2, 0.5 | 4, under threshold 1.5."""
+    batch = batch_of([[1, 0, 1], [1]])
+    log_2 = math.log(2)
+    batch = batch.replace(
+        old_log_probs_T=torch.tensor([7.0, -1.0, 7.0, -2.0, 7.0, -1.0]),
+        rollout_log_probs_T=torch.tensor([0.0, -1 - log_2, 0.0, -2 + log_2, 0.0, -1 - 2 * log_2]),
+        advantages_T=torch.tensor([0.0, 1.0, 0.0, -2.0, 0.0, 3.0]),
+    )
+    result, metrics = apply_rollout_weights(batch, threshold=1.5, level=level)
+    assert result.advantages_T[~batch.loss_mask_T].abs().max() == 0
+    return result.advantages_T[batch.loss_mask_T].tolist(), metrics
+
+
+def test_importance_weights_are_each_tokens_own_ratio_cut_at_the_threshold():
+    advantages, metrics = weighted("token")
+    assert advantages == pytest.approx([1.5, -1.0, 4.5])
+    assert metrics == pytest.approx(
+        {
+            "rollout_is/weight_mean": 3.5 / 3,
+            "rollout_is/weight_min": 0.5,
+            "rollout_is/ratio_max": 4.0,
+            "rollout_is/truncated_fraction": 2 / 3,
+            "rollout_is/effective_fraction": (3.5 / 3) ** 2 / (4.75 / 3),
+        }
+    )
+
+
+def test_importance_weights_of_a_sequence_are_the_product_over_its_sampled_tokens():
+    advantages, metrics = weighted("sequence")
+    assert advantages == pytest.approx([1.0, -2.0, 4.5])
+    assert metrics["rollout_is/truncated_fraction"] == pytest.approx(1 / 3)
+
+
+def test_equal_log_probs_weight_nothing():
+    batch = batch_of([[1, 0, 1]]).replace(advantages_T=torch.tensor([0.0, 1.0, 0.0, -2.0]))
+    batch = batch.replace(old_log_probs_T=batch.rollout_log_probs_T)
+    result, metrics = apply_rollout_weights(batch, threshold=2.0, level="token")
+    assert torch.equal(result.advantages_T, batch.advantages_T) and metrics["rollout_is/effective_fraction"] == 1
 
 
 # -------------------------------------------------------------------------------------------------------- losses
@@ -275,3 +206,21 @@ def test_sequences_without_sampled_tokens_and_faults_count_nowhere():
 def test_an_unknown_aggregation_is_named():
     with pytest.raises(ConfigError, match="loss_agg_mode='mean': must be one of token-mean"):
         LossNormalizer("mean")
+
+
+@pytest.mark.parametrize(
+    ("value", "loss", "clipped", "gradient"),
+    [
+        (0.3, 0.5 * 0.7**2, False, -0.7),  # within 0.2 of the old value 0.4
+        (0.9, 0.5 * 0.4**2, True, 0.0),  # kept at 0.6, which is further from the return 1
+        (0.1, 0.5 * 0.9**2, False, -0.9),  # kept at 0.2, which is nearer
+    ],
+)
+def test_the_value_loss_and_its_clip_by_hand(value, loss, clipped, gradient):
+    values = torch.tensor([value], requires_grad=True)
+    result = clipped_value_loss(values, torch.tensor([0.4]), torch.tensor([1.0]), cliprange=0.2)
+    result.loss_S.sum().backward()
+    seen = (result.loss_S.item(), bool(result.clipped_S), values.grad.item())
+    assert seen == pytest.approx((loss, clipped, gradient), abs=1e-6)
+    unclipped = clipped_value_loss(values, torch.tensor([0.4]), torch.tensor([1.0]), cliprange=None)
+    assert unclipped.loss_S.item() == pytest.approx(0.5 * (value - 1) ** 2) and not unclipped.clipped_S

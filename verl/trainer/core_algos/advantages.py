@@ -1,0 +1,236 @@
+"""Advantage estimators: pure functions over a flat batch, without a loop over tokens.
+
+Axes: ``T`` tokens of the batch laid end to end, ``B`` sequences, ``S`` sampled tokens (the batch's loss tokens, in
+order), ``U`` turns.
+Only sampled tokens exist here: observations neither decay, reset nor receive anything. From one sampled token to the
+next of its sequence the discount is ``gamma``, times ``gamma_turn`` where a new turn begins.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from agentgym_rl.errors import ConfigError
+from verl.config import AlgorithmConfig
+from verl.protocol import DataProto
+from verl.trainer.core_algos.groups import GroupStatistics
+from verl.trainer.core_algos.sampled import SampledTokens, Turns
+from verl.trainer.core_algos.scan import suffix_sums
+
+
+@dataclass(frozen=True, eq=False)
+class Advantages:
+    """What an estimator gives; float32, 0 where not sampled."""
+
+    advantages_T: torch.Tensor
+    returns_T: torch.Tensor
+    """What a critic is trained towards."""
+
+
+AdvantageEstimator = Callable[[DataProto, AlgorithmConfig], Advantages]
+"""Sees all unmasked trajectories of a step at once, on the CPU."""
+
+
+def compute_advantages(batch: DataProto, config: AlgorithmConfig) -> DataProto:
+    """The batch with ``advantages_T`` and ``returns_T`` of ``config.adv_estimator``.
+
+    It must hold whole groups, i.e. all trajectories of the step. Raises `ConfigError` as `find_estimator`, and
+    `ValueError` when the estimator does not give one number per token.
+    """
+    result = find_estimator(config.adv_estimator)(batch, config)
+    for name, values_T in (("advantages_T", result.advantages_T), ("returns_T", result.returns_T)):
+        if values_T.shape != (batch.num_tokens,):
+            raise ValueError(
+                f"{config.adv_estimator} gave {name} of shape {tuple(values_T.shape)} for {batch.num_tokens} tokens"
+            )
+    return batch.replace(advantages_T=result.advantages_T, returns_T=result.returns_T)
+
+
+def find_estimator(name: str) -> AdvantageEstimator:
+    """One of `ADVANTAGE_ESTIMATORS`, or the user's own, imported from ``package.module:function``.
+
+    Raises `ConfigError` when there is none of that name.
+    """
+    if name in ADVANTAGE_ESTIMATORS:
+        return ADVANTAGE_ESTIMATORS[name]
+    module, _, function = name.partition(":")
+    try:
+        estimator: AdvantageEstimator = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        known = ", ".join(ADVANTAGE_ESTIMATORS)
+        raise ConfigError(
+            f"algorithm.adv_estimator={name!r}: must be one of {known}, or package.module:function: {error}"
+        ) from error
+    return estimator
+
+
+# ----------------------------------------------------------------------------------------------------------- estimators
+
+
+def grpo(batch: DataProto, config: AlgorithmConfig) -> Advantages:
+    """Score minus group mean, divided by the group's sample std + 1e-6 when ``norm_adv_by_std_in_grpo``.
+
+    Shao et al. 2024, https://arxiv.org/abs/2402.03300; without the division Liu et al. 2025,
+    https://arxiv.org/abs/2503.20783.
+    """
+    groups = GroupStatistics.of(batch)
+    return _same_for_all_tokens(batch, groups.standardised_B if config.norm_adv_by_std_in_grpo else groups.centred_B)
+
+
+def rloo(batch: DataProto, config: AlgorithmConfig) -> Advantages:
+    """Score minus the mean score of the others in the group. Ahmadian et al. 2024, https://arxiv.org/abs/2402.14740."""
+    groups = GroupStatistics.of(batch)
+    # score - (sum - score) / (n - 1) = (score - mean) * n / (n - 1), from centred values.
+    return _same_for_all_tokens(batch, groups.centred_B * groups.size_B / (groups.size_B - 1).clamp(min=1))
+
+
+def reinforce_plus_plus(batch: DataProto, config: AlgorithmConfig) -> Advantages:
+    """Discounted return over sampled tokens, whitened over the batch. Hu 2025, https://arxiv.org/abs/2501.03262."""
+    sampled = SampledTokens.of(batch)
+    returns_S = _returns(sampled.take(batch.token_rewards_T), batch, sampled, config)
+    return Advantages(sampled.place(whiten(returns_S)), sampled.place(returns_S))
+
+
+def reinforce_plus_plus_baseline(batch: DataProto, config: AlgorithmConfig) -> Advantages:
+    """`reinforce_plus_plus` after the group's mean score is taken from each trajectory, at its last sampled token.
+
+    The trajectory's rewards then sum to its centred score, so without discount the mean is taken from every return.
+    Members without group (one left, the others faults) get 0 and are not part of the whitening.
+    """
+    sampled, groups = SampledTokens.of(batch), GroupStatistics.of(batch)
+    rewards_S = sampled.take(batch.token_rewards_T).double()
+    sums_B = torch.zeros(len(batch), dtype=torch.float64).index_add_(0, sampled.sequence_S, rewards_S)
+    rewards_S[sampled.last_S] += (groups.centred_B - sums_B)[sampled.sequence_S[sampled.last_S]]
+    returns_S = _returns(rewards_S, batch, sampled, config)
+    counted_S = sampled.repeat(groups.size_B > 1)
+    advantages_S = torch.zeros_like(returns_S)
+    advantages_S[counted_S] = whiten(returns_S[counted_S])
+    return Advantages(sampled.place(advantages_S), sampled.place(returns_S * counted_S))
+
+
+def gae(batch: DataProto, config: AlgorithmConfig) -> Advantages:
+    """Generalised advantages from a critic's values, whitened over the batch; returns are advantage plus value.
+
+    Schulman et al. 2015, https://arxiv.org/abs/1506.02438. Needs ``values_T`` (`ValueError` without). The value after
+    the last sampled token is 0, and values at other tokens are never looked at.
+    """
+    if batch.values_T is None:
+        raise ValueError("gae needs values_T in the batch")
+    sampled = SampledTokens.of(batch)
+    values_S = sampled.take(batch.values_T)
+    advantages_S = gae_advantages(
+        sampled.take(batch.token_rewards_T), values_S, discounts(batch, sampled, config), config.lam
+    )
+    return Advantages(sampled.place(whiten(advantages_S)), sampled.place(advantages_S + values_S))
+
+
+def remax(batch: DataProto, config: AlgorithmConfig) -> Advantages:
+    """Discounted return minus the score of a greedy rollout of the same item. Li et al. 2023,
+    https://arxiv.org/abs/2310.10505.
+
+    Needs ``baselines_B`` (`ValueError` without). Where it is NaN, because the greedy rollout failed, advantages are 0.
+    """
+    if batch.baselines_B is None:
+        raise ValueError("remax needs baselines_B in the batch")
+    sampled = SampledTokens.of(batch)
+    returns_S = _returns(sampled.take(batch.token_rewards_T), batch, sampled, config)
+    advantages_S = (returns_S - sampled.repeat(batch.baselines_B)).nan_to_num(nan=0.0)
+    return Advantages(sampled.place(advantages_S), sampled.place(returns_S))
+
+
+def gigpo(batch: DataProto, config: AlgorithmConfig) -> Advantages:
+    """GRPO's advantage of the whole episode, plus ``step_advantage_w`` times that of each turn among its likes.
+
+    Likes are the turns of the group's trajectories that answer the same observation (the anchor state); what is
+    compared is their return, discounted by ``gamma_turn``. A turn without likes gets the episode's advantage alone.
+    Feng et al. 2025, https://arxiv.org/abs/2505.10978. Needs ``message_ids_T`` and ``anchor_ids_T`` (`ValueError`).
+    """
+    if batch.anchor_ids_T is None:
+        raise ValueError("gigpo needs anchor_ids_T in the batch")
+    sampled, episodes = SampledTokens.of(batch), GroupStatistics.of(batch)
+    turns = Turns.of(batch, sampled)
+    rewards_U = turns.sums(sampled.take(batch.token_rewards_T))
+    returns_U = suffix_sums(rewards_U, torch.where(turns.is_last_U, 0.0, config.gamma_turn).double())
+    steps = _step_groups(batch, sampled, turns, returns_U)
+    by_std = config.gigpo.mode == "mean_std_norm"
+    episode_B = episodes.standardised_B if by_std else episodes.centred_B
+    step_U = steps.standardised_B if by_std else steps.centred_B
+    advantages_U = episode_B[turns.sequence_U] + config.gigpo.step_advantage_w * step_U
+    advantages_T = sampled.place(turns.repeat(advantages_U, len(sampled)))
+    return Advantages(advantages_T, sampled.place(turns.repeat(returns_U, len(sampled))))
+
+
+ADVANTAGE_ESTIMATORS: Mapping[str, AdvantageEstimator] = {
+    "grpo": grpo,
+    "rloo": rloo,
+    "reinforce_plus_plus": reinforce_plus_plus,
+    "reinforce_plus_plus_baseline": reinforce_plus_plus_baseline,
+    "gae": gae,
+    "remax": remax,
+    "gigpo": gigpo,
+}
+
+
+# ---------------------------------------------------------------------------------------------------------------- parts
+
+
+def discounts(batch: DataProto, sampled: SampledTokens, config: AlgorithmConfig) -> torch.Tensor:
+    """float32 ``S``: the factor on whatever the next sampled token of the sequence brings; 0 at the last one."""
+    discounts_S = torch.full((len(sampled),), config.gamma)
+    if config.gamma_turn != 1.0:
+        discounts_S[Turns.of(batch, sampled).before_S] *= config.gamma_turn
+    discounts_S[sampled.last_S] = 0.0
+    return discounts_S
+
+
+def discounted_returns(rewards_T: torch.Tensor, batch: DataProto, config: AlgorithmConfig) -> torch.Tensor:
+    """float32 ``T``: at each sampled token the discounted sum of the rewards on it and on later sampled tokens of its
+    sequence; 0 elsewhere. Rewards on other tokens are dropped."""
+    sampled = SampledTokens.of(batch)
+    return sampled.place(_returns(sampled.take(rewards_T), batch, sampled, config))
+
+
+def gae_advantages(
+    rewards_S: torch.Tensor, values_S: torch.Tensor, discounts_S: torch.Tensor, lam: float
+) -> torch.Tensor:
+    """``S``: ``A[s] = r[s] + g[s] V[s + 1] - V[s] + g[s] lam A[s + 1]``, not whitened; ``g`` from `discounts`."""
+    deltas_S = rewards_S - values_S
+    deltas_S[:-1].addcmul_(discounts_S[:-1], values_S[1:])
+    return suffix_sums(deltas_S, discounts_S * lam)
+
+
+def whiten(values_S: torch.Tensor) -> torch.Tensor:
+    """Mean 0 and sample standard deviation 1, from float64 sums; all 0 when the values agree or there is only one."""
+    if len(values_S) < 2:
+        return torch.zeros_like(values_S)
+    mean = values_S.sum(dtype=torch.float64) / len(values_S)
+    centred_S = values_S - mean.to(values_S.dtype)
+    variance = torch.dot(centred_S, centred_S).double() / (len(values_S) - 1)
+    largest = torch.maximum(values_S.max(), -values_S.min()).double()
+    if variance.sqrt() <= 1e-6 * largest:
+        return torch.zeros_like(values_S)
+    return centred_S.div_((variance.sqrt() + 1e-8).to(values_S.dtype))
+
+
+def _returns(
+    rewards_S: torch.Tensor, batch: DataProto, sampled: SampledTokens, config: AlgorithmConfig
+) -> torch.Tensor:
+    return suffix_sums(rewards_S, discounts(batch, sampled, config))
+
+
+def _same_for_all_tokens(batch: DataProto, advantages_B: torch.Tensor) -> Advantages:
+    sampled = SampledTokens.of(batch)
+    advantages_T = sampled.place(sampled.repeat(advantages_B.float()))
+    return Advantages(advantages_T, advantages_T)
+
+
+def _step_groups(batch: DataProto, sampled: SampledTokens, turns: Turns, returns_U: torch.Tensor) -> GroupStatistics:
+    """Statistics of the turns' returns among the turns of one group that answer the same observation."""
+    assert batch.anchor_ids_T is not None
+    # Both are hashes, so that an odd multiple of one plus the other is as good as the pair.
+    keys_U = 3 * batch.group_ids_B[turns.sequence_U] + sampled.take(batch.anchor_ids_T)[turns.starts_U]
+    return GroupStatistics.of_scores(returns_U, keys_U, torch.ones(len(keys_U), dtype=torch.bool))
