@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Thread
 
 from agentgym_rl.client.check import check_server
 from agentgym_rl.data.items import load_items, overlap
@@ -16,6 +19,7 @@ from verl.config import AgentGymConfig, GenerationConfig, ModelConfig, PPOConfig
 from verl.utils.tracking import check_loggers
 
 _SECONDS_PER_TRY = 0.2
+_HUB_WAIT_S = 4.0
 
 
 @dataclass(frozen=True)
@@ -91,13 +95,32 @@ def check_model_path(config: ModelConfig) -> None:
 
 
 def _check_hub(name: str) -> None:
+    """Look the name up, for so long: without a network the hub's library goes on trying for half a minute."""
+    problems: SimpleQueue[str | None] = SimpleQueue()
+    # A daemon, because the look-up cannot be stopped and must not keep the process from ending.
+    Thread(target=lambda: problems.put(_hub_problem(name)), name="hub-lookup", daemon=True).start()
+    try:
+        problem = problems.get(timeout=_HUB_WAIT_S)
+    except Empty:
+        problem = f"no answer within {_HUB_WAIT_S:g} s; download the model, and give its folder"
+    if problem is not None:
+        raise ConfigError(f"model.path={name!r}: no such folder, and not found on the hub: {problem}")
+
+
+def _hub_problem(name: str) -> str | None:
+    """Why the model cannot be had from the hub or its cache on this machine; None when it can."""
     from huggingface_hub import hf_hub_download
 
+    log = logging.getLogger("huggingface_hub")
+    level = log.level
+    log.setLevel(logging.ERROR)  # its lines about each new try would bury ours
     try:
-        hf_hub_download(name, "config.json", etag_timeout=5)
+        hf_hub_download(name, "config.json")
     except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ConfigError(f"model.path={name!r}: no such folder, and not found on the hub: {reason}") from error
+        return str(error).strip().splitlines()[0]
+    finally:
+        log.setLevel(level)
+    return None
 
 
 def check_output_folder(key: str, folder: str) -> None:
