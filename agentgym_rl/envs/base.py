@@ -15,14 +15,14 @@ class InvalidCall(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ResetResult:
-    """The start of an episode."""
+    """The start of an episode; a subclass adds what the environment's wire form needs beyond it."""
 
     observation: str
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What one action did."""
+    """What one action did; a subclass adds what the environment's wire form needs beyond it."""
 
     observation: str
     reward: float
@@ -31,10 +31,11 @@ class StepResult:
 
 
 class Environment(ABC):
-    """One episode at a time, started by `reset`; used by one thread at a time, but not always by the same one.
+    """One episode at a time, started by `reset`; used by one thread at a time, but (unless its spec asks for child
+    processes) not always by the same one.
 
-    The server resets a new environment to item 0 before anybody asks, because ``/create`` answers with an observation;
-    later it is reset to one item after another, also in the middle of an episode or after a fault.
+    `reset` is called before anything else: by ``/create`` for item 0 where the environment's wire form answers that
+    with an observation. Later it is reset to one item after another, also in the middle of an episode or after a fault.
     Anything but `InvalidCall` that a method raises is a fault of the environment: the server answers HTTP 500.
     """
 

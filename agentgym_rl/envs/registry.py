@@ -21,9 +21,40 @@ from typing import Any
 
 from agentgym_rl.client.base import EnvClient
 from agentgym_rl.envs.base import Environment
+from agentgym_rl.envs.wire import DIALECT_A, Wire
 from agentgym_rl.errors import ConfigError
 
 ENTRY_POINT_GROUP = "agentgym_rl.envs"
+
+
+@dataclass(frozen=True)
+class Isolation:
+    """How an environment that is heavy or may hang (a JVM, a browser) lives in child processes.
+
+    A child that dies, or gives no answer in time and is killed, fails its own sessions only; a reset of such a session
+    begins on a fresh child. In a child, all calls to one environment, its construction included, come from one thread.
+    """
+
+    sessions_per_child: int = 1
+    """Environments that share a process, and what it holds at module level, such as a browser."""
+    parallel: bool = False
+    """True when each environment of a child has a thread of its own; False when one thread serves them in turn."""
+    started_ahead: int = 1
+    """Children without sessions that are kept ready, each with one environment constructed."""
+    reuse: bool = False
+    """True when the environment of a closed session serves the next one: `reset` must leave nothing over. Otherwise it
+    is closed, and another one constructed in its child."""
+    call_timeout_s: float = 120.0
+    """A child that does not answer one call for so long is killed."""
+    start_timeout_s: float = 120.0
+    """The same for the start of a child and for ``/create``."""
+    source: str = ""
+    """``module:attribute`` of the spec, for the child to load; empty for the entry point of its name."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("sessions_per_child", 1), ("started_ahead", 0)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"Isolation.{name}={getattr(self, name)}: must be at least {least}")
 
 
 @dataclass(frozen=True)
@@ -45,8 +76,22 @@ class EnvSpec:
     runs_inline: bool = False
     """True when every call takes microseconds, so that the server needs no threads for it. A slow call would hold up
     every session of the server."""
+    wire: Wire = DIALECT_A
+    """How its calls look in JSON."""
     queries: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
-    """Further ``GET /<name>?id=`` calls, each a question to the session's environment that has a JSON answer."""
+    """Further ``GET /<name>?id=`` calls: environment -> JSON answer. A name that the server has itself (``detail``) is
+    replaced."""
+    commands: Mapping[str, Callable[[Any, Mapping[str, Any]], Any]] = field(default_factory=dict)
+    """Further ``POST /<name>`` calls: (environment, fields of the body) -> JSON answer. They take no step."""
+    step_views: Mapping[str, Callable[[Any, Any], Any]] = field(default_factory=dict)
+    """Further ``POST /<name>`` calls that take a step: (environment, what its `step` returned) -> JSON answer."""
+    isolation: Isolation | None = None
+    """How it lives in child processes; None when it lives in the server's own."""
+    settings: Any = None
+    """A frozen dataclass instance of what may be chosen when it is served: each field is an option of
+    ``agentgym-rl serve <task>`` (``max_answers`` is ``--max-answers``; ``metadata={"help": ...}`` explains it)."""
+    configure: Callable[[Any], EnvSpec] | None = None
+    """Settings -> the spec that obeys them; its `settings` are these."""
     expert: Callable[[Any], list[str]] | None = None
     """Actions that reach the goal of a freshly reset environment; None where nobody can say."""
 
@@ -59,6 +104,19 @@ class EnvSpec:
             raise ConfigError(f"environment {self.name!r}: {self.client.__name__}.task is {self.client.task!r}")
         if self.num_items < 1:
             raise ConfigError(f"environment {self.name!r}: num_items={self.num_items}, must be at least 1")
+        if (self.settings is None) != (self.configure is None):
+            raise ConfigError(f"environment {self.name!r}: settings and configure go together")
+        if self.isolation is not None and self.runs_inline:
+            raise ConfigError(f"environment {self.name!r}: runs_inline and isolation exclude each other")
+
+    def with_settings(self, settings: Any) -> EnvSpec:
+        """The spec under other settings; raises `ConfigError` when they are not of its kind."""
+        if self.configure is None or type(settings) is not type(self.settings):
+            raise ConfigError(f"environment {self.name!r}: has no settings of type {type(settings).__name__}")
+        spec = self.configure(settings)
+        if spec.settings != settings:
+            raise ConfigError(f"environment {self.name!r}: configure lost its settings {settings!r}")
+        return spec
 
     @property
     def max_score(self) -> float:
@@ -88,6 +146,11 @@ def get_spec(task_name: str) -> EnvSpec:
         nearest = difflib.get_close_matches(task_name, known_tasks(), n=1)
         hint = f"; did you mean {nearest[0]}?" if nearest else ""
         raise ConfigError(f"agentgym.task_name={task_name!r}: known environments are {', '.join(known_tasks())}{hint}")
+    return load_spec(point, task_name)
+
+
+def load_spec(point: EntryPoint, task_name: str) -> EnvSpec:
+    """The `EnvSpec` of an entry point; raises `ConfigError` when it is none of ``task_name``."""
     try:
         spec = point.load()
     except (ImportError, AttributeError) as error:

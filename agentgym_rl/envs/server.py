@@ -1,46 +1,48 @@
 """Turns any `Environment` into an ASGI application that speaks the AgentGym protocol.
 
 The application is written on ASGI itself: for an environment whose step takes 20 microseconds a web framework would be
-most of the cost. Dialect: the handle field is ``id``; what the environment itself refuses is HTTP 200 with
-``{"error": text}``; a malformed request is 422, a fault of the environment 500, both with ``{"detail": text}``.
+most of the cost. How answers look is the environment's `Wire`. The same for all: a malformed request is 422, one
+without the server's token 401, one too large 413, a full server 503, a fault of the environment 500, each with
+``{"detail": text}``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
+import hmac
 import logging
-import math
+import os
 import time
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any, TypeVar
+from typing import Any, Protocol
 from urllib.parse import parse_qsl
 
-from agentgym_rl.envs.base import Environment, InvalidCall, StepResult
+from agentgym_rl.envs.base import InvalidCall
+from agentgym_rl.envs.metrics import Metrics, as_prometheus
+from agentgym_rl.envs.openapi import openapi_document
 from agentgym_rl.envs.registry import EnvSpec
-from agentgym_rl.envs.sessions import AtCapacity, Session, SessionStore
+from agentgym_rl.envs.runners import EnvironmentFault, runner_for
+from agentgym_rl.envs.sessions import AtCapacity, NoSession, Session, SessionStore
+from agentgym_rl.envs.wire import MalformedRequest, decode_object, encode, read_integer, read_text
 
 MAX_BODY_BYTES = 4 * 2**20
-MAX_THREADS = 256
-"""Calls that run at once in an environment that is not ``runs_inline``."""
+MAX_BATCH_CALLS = 1024
+TOKEN_VARIABLE = "AGENTGYM_TOKEN"
+"""Environment variable with the bearer token that every request must carry; unset or empty: none is needed."""
+BATCHED_PATHS = ("/create", "/reset", "/step", "/close")
 _REMEMBERED_CREATES = 4096
 """Creates whose answer is kept by request id."""
+_JSON = b"application/json"
 
-_log = logging.getLogger(__name__)
-_Result = TypeVar("_Result")
-
-
-class MalformedRequest(Exception):
-    """The request is not of the protocol's form."""
+_requests_log = logging.getLogger("agentgym_rl.requests")
 
 
-class EnvironmentFault(Exception):
-    """The environment's own code failed; its state is unknown until the next reset."""
+class _TooLarge(Exception):
+    """The body is beyond `MAX_BODY_BYTES`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,20 +56,45 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One call's answer; ``content`` is any JSON value, or text that is sent as it is."""
+    """One call's answer."""
 
-    content: Any
+    body: bytes
     status: int = 200
-    headers: tuple[tuple[bytes, bytes], ...] = ()
-    content_type: bytes = b"application/json"
+    content_type: bytes = _JSON
+    retry_after_s: int | None = None
+    """Seconds after which a turned away call may be made again."""
 
-    def body(self) -> bytes:
-        if self.content_type != b"application/json":
-            return str(self.content).encode()
-        return json.dumps(self.content, separators=(",", ":")).encode()
+
+def _json(content: Any, status: int = 200) -> Answer:
+    return Answer(encode(content), status)
 
 
 _Handler = Callable[[Request], Awaitable[Answer]]
+
+
+class Peers(Protocol):
+    """The other worker processes of a server, as `EnvApp` uses them."""
+
+    def owner_of(self, handle: Any) -> int | None:
+        """The worker that has the session; None when it is this one, or when ``handle`` is no handle."""
+        ...
+
+    async def forward(self, worker: int, method: str, path: str, request: Request) -> Answer:
+        """Another worker's answer to a call."""
+        ...
+
+    async def create_elsewhere(self, request: Request) -> Answer | None:
+        """A session of the first other worker that has room; None when none has."""
+        ...
+
+    async def summaries(self) -> dict[int, dict[str, Any]]:
+        """`EnvApp.summary` of the other workers that answer."""
+        ...
+
+    @property
+    def worker(self) -> int:
+        """This worker's number."""
+        ...
 
 
 def build_app(
@@ -76,42 +103,54 @@ def build_app(
     max_sessions: int = 1024,
     session_ttl_s: float = 3600.0,
     clock: Callable[[], float] = time.monotonic,
+    token: str | None = None,
 ) -> EnvApp:
     """The ASGI application that serves ``spec``.
 
-    ``session_ttl_s``: a session that no request touched for so long is closed. Raises `ConfigError` when what the
+    ``session_ttl_s``: a session that no request touched for so long is closed. ``token``: what requests must carry as
+    ``Authorization: Bearer <token>``; default: the variable `TOKEN_VARIABLE`. Raises `ConfigError` when what the
     environment needs is not installed.
     """
     store = SessionStore(max_sessions=max_sessions, ttl_s=session_ttl_s, clock=clock)
-    return EnvApp(spec, store)
+    return EnvApp(spec, store, token=token)
 
 
 class EnvApp:
-    """Routes requests to sessions. One per server; used from one event loop."""
+    """Routes requests to sessions. One per process; used from one event loop."""
 
-    def __init__(self, spec: EnvSpec, store: SessionStore) -> None:
+    def __init__(self, spec: EnvSpec, store: SessionStore, *, token: str | None = None) -> None:
         self.spec = spec
         self.store = store
-        self._metrics = _Metrics()
+        self.metrics = Metrics()
+        self.peers: Peers | None = None
+        """Set where the server has several worker processes."""
         self._data_version = spec.data_version()
-        self._threads = ThreadPoolExecutor(min(MAX_THREADS, store.max_sessions), thread_name_prefix=f"env-{spec.name}")
+        self._runner = runner_for(spec, max_sessions=store.max_sessions)
+        self._wire = spec.wire
+        chosen = os.environ.get(TOKEN_VARIABLE, "") if token is None else token
+        self._authorization = f"Bearer {chosen}".encode() if chosen else None
         self._created: OrderedDict[str, asyncio.Task[Answer]] = OrderedDict()
-        self._routes: dict[tuple[str, str], _Handler] = {
+        self._routes = self._make_routes()
+        self._paths = {path for _, path in self._routes}
+
+    def _make_routes(self) -> dict[tuple[str, str], _Handler]:
+        routes: dict[tuple[str, str], _Handler] = {
             ("POST", "/create"): self._create_once,
-            ("POST", "/reset"): self._reset,
-            ("POST", "/step"): self._step,
             ("POST", "/close"): self._close,
             ("POST", "/batch"): self._batch,
             ("GET", "/"): self._root,
             ("GET", "/health"): self._health,
             ("GET", "/metrics"): self._show_metrics,
-            ("GET", "/observation"): self._query(lambda environment: environment.observation()),
-            ("GET", "/available_actions"): self._query(lambda environment: environment.available_actions()),
-            ("GET", "/detail"): self._detail,
+            ("GET", "/openapi.json"): self._openapi,
         }
-        for name, question in spec.queries.items():
-            self._routes["GET", f"/{name}"] = self._query(question)
-        self._paths = {path for _, path in self._routes}
+        asked = ("observation", "available_actions", "detail", "render", *self.spec.queries)
+        routes |= {("GET", f"/{name}"): self._in_session(name) for name in asked}
+        routes["POST", "/reset"] = self._in_session("reset", self._check_reset)
+        routes |= {("POST", f"/{name}"): self._in_session(name) for name in ("render", *self.spec.commands)}
+        routes |= {
+            ("POST", f"/{name}"): self._in_session(name, _check_step) for name in ("step", *self.spec.step_views)
+        }
+        return routes
 
     # ---------------------------------------------------------------------------------------------------------- ASGI
 
@@ -122,36 +161,59 @@ class EnvApp:
             await self._http(scope, receive, send)
 
     async def _http(self, scope: Any, receive: Any, send: Any) -> None:
-        method, path = scope["method"], scope["path"]
-        request_id = next((value for name, value in scope["headers"] if name == b"x-request-id"), None)
-        try:
-            body = await _read_body(receive)
-            fields = dict(parse_qsl(scope["query_string"].decode("latin-1"))) if method == "GET" else _parse_body(body)
-        except MalformedRequest as error:
-            answer = Answer({"detail": str(error)}, 422)
-        else:
-            id_text = None if request_id is None else request_id.decode("latin-1")
-            answer = await self.call(method, path, Request(fields, id_text))
-        payload = answer.body()
-        headers = [(b"content-type", answer.content_type), (b"content-length", b"%d" % len(payload)), *answer.headers]
+        started = time.perf_counter()
+        headers = dict(scope["headers"])
+        request_id = headers.get(b"x-request-id")
+        answer = await self._answer_http(scope, headers, request_id, receive)
+        head = [(b"content-type", answer.content_type), (b"content-length", b"%d" % len(answer.body))]
+        if answer.retry_after_s is not None:
+            head.append((b"retry-after", b"%d" % answer.retry_after_s))
         if request_id is not None:
             # The echo tells a client that it may repeat this request under the same id.
-            headers.append((b"x-request-id", request_id))
-        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-        await send({"type": "http.response.body", "body": payload})
+            head.append((b"x-request-id", request_id))
+        await send({"type": "http.response.start", "status": answer.status, "headers": head})
+        await send({"type": "http.response.body", "body": answer.body})
+        if _requests_log.isEnabledFor(logging.INFO):
+            took_ms = 1000 * (time.perf_counter() - started)
+            _requests_log.info("%s %s %d %.1f ms", scope["method"], scope["path"], answer.status, took_ms)
+
+    async def _answer_http(
+        self, scope: Any, headers: Mapping[bytes, bytes], request_id: bytes | None, receive: Any
+    ) -> Answer:
+        if self._authorization is not None and not _is_authorized(headers, self._authorization):
+            return _json({"detail": f"needs Authorization: Bearer <the server's {TOKEN_VARIABLE}>"}, 401)
+        method = scope["method"]
+        try:
+            body = await _read_body(receive)
+            fields = _parse_query(scope["query_string"]) if method == "GET" else decode_object(body)
+        except MalformedRequest as error:
+            return _json({"detail": str(error)}, 422)
+        except _TooLarge as error:
+            return _json({"detail": str(error)}, 413)
+        id_text = None if request_id is None else request_id.decode("latin-1")
+        return await self.call(method, scope["path"], Request(fields, id_text))
 
     async def _lifespan(self, receive: Any, send: Any) -> None:
         await receive()
-        reaper = asyncio.create_task(self._reap_forever())
+        await self.start()
         await send({"type": "lifespan.startup.complete"})
         await receive()
-        reaper.cancel()
+        await self.stop()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def start(self) -> None:
+        """Begin to start children ahead and to close expired sessions."""
+        await self._runner.start()
+        self._reaper = asyncio.create_task(self._reap_forever())
+
+    async def stop(self) -> None:
+        """Close every session and child."""
+        self._reaper.cancel()
         with contextlib.suppress(asyncio.CancelledError):
-            await reaper
+            await self._reaper
         # A session whose call is still running is left alone: it may never end, and the process must.
         await self._close_sessions([session for session in self.store.remove_all() if session.users == 0])
-        self._threads.shutdown(wait=False, cancel_futures=True)
-        await send({"type": "lifespan.shutdown.complete"})
+        await self._runner.stop()
 
     async def _reap_forever(self) -> None:
         while True:
@@ -161,58 +223,100 @@ class EnvApp:
     async def reap(self) -> None:
         """Close the sessions whose lifetime is over."""
         expired = self.store.remove_expired()
-        self._metrics.expired += len(expired)
+        self.metrics.expired += len(expired)
         await self._close_sessions(expired)
 
     # ------------------------------------------------------------------------------------------------------- routing
 
     async def call(self, method: str, path: str, request: Request) -> Answer:
-        """The answer to one call, errors included."""
+        """The answer to one call, errors included, of whichever worker process has the session."""
+        if self.peers is not None:
+            owner = self.peers.owner_of(request.fields.get(self._wire.handle_field))
+            if owner is not None and (method, path) in self._routes and path not in ("/batch", "/create"):
+                return await self.peers.forward(owner, method, path, request)
+        answer = await self.call_here(method, path, request)
+        if answer.status == 503 and self.peers is not None and path == "/create":
+            return await self.peers.create_elsewhere(request) or answer
+        return answer
+
+    async def call_here(self, method: str, path: str, request: Request) -> Answer:
+        """The answer of this process."""
         handler = self._routes.get((method, path))
         if handler is None:
             known = path in self._paths
-            return Answer(
-                {"detail": f"{method} {path}: {'wrong method' if known else 'no such path'}"}, 405 if known else 404
-            )
+            detail = f"{method} {path}: {'wrong method' if known else 'no such path'}"
+            return _json({"detail": detail}, 405 if known else 404)
         try:
             answer = await handler(request)
-        except InvalidCall as error:
-            answer = Answer({"error": str(error)})
-        except MalformedRequest as error:
-            answer = Answer({"detail": f"{path}: {error}"}, 422)
-        except AtCapacity as error:
-            answer = Answer({"detail": str(error)}, 503, ((b"retry-after", b"1"),))
-        except EnvironmentFault as error:
-            answer = Answer({"detail": f"{path}: {error}"}, 500)
-        self._metrics.requests[path, answer.status] += 1
+        except (InvalidCall, MalformedRequest, AtCapacity, EnvironmentFault) as error:
+            answer = self._failure(path, error)
+        self.metrics.requests[path, answer.status] += 1
         return answer
 
-    async def _batch(self, request: Request) -> Answer:
-        """``{"calls": [{"path", "body", "request_id"}, ...]}`` answered in order by ``[{"status", "body"}, ...]``."""
-        calls = request.fields.get("calls")
-        if not isinstance(calls, list):
-            raise MalformedRequest(f"calls={calls!r}: must be a list of objects with path and body")
-        return Answer([await self._batched(call) for call in calls])
+    def _failure(self, path: str, error: Exception) -> Answer:
+        if isinstance(error, InvalidCall):
+            status, content = self._wire.refusal(str(error), known_session=not isinstance(error, NoSession))
+            return _json(content, status)
+        if isinstance(error, AtCapacity):
+            return Answer(encode({"detail": str(error)}), 503, retry_after_s=1)
+        if isinstance(error, MalformedRequest):
+            return _json({"detail": f"{path}: {error}"}, 422)
+        self.metrics.faults += 1
+        return _json({"detail": f"{path}: {error}"}, 500)
 
-    async def _batched(self, call: Any) -> dict[str, Any]:
+    # --------------------------------------------------------------------------------------------------------- batch
+
+    async def _batch(self, request: Request) -> Answer:
+        """``{"calls": [{"path", "body", "request_id"}, ...]}`` answered in order by ``[{"status", "body"}, ...]``.
+
+        Calls for one handle run in their order; where calls may block, different handles run in parallel.
+        """
+        calls = request.fields.get("calls")
+        if not isinstance(calls, list) or len(calls) > MAX_BATCH_CALLS:
+            seen = f"a list of {len(calls)}" if isinstance(calls, list) else repr(calls)
+            raise MalformedRequest(
+                f"calls={seen}: must be a list of at most {MAX_BATCH_CALLS} objects with path and body"
+            )
+        if self.spec.runs_inline and self.peers is None:
+            return _joined([await self._batched(call) for call in calls])
+        answers: dict[int, bytes] = {}
+
+        async def run(positions: list[int]) -> None:
+            for position in positions:
+                answers[position] = await self._batched(calls[position])
+
+        await asyncio.gather(*(run(positions) for positions in self._by_handle(calls)))
+        return _joined([answers[position] for position in range(len(calls))])
+
+    def _by_handle(self, calls: list[Any]) -> list[list[int]]:
+        """Positions of the calls that must run one after the other."""
+        groups: dict[Any, list[int]] = {}
+        for position, call in enumerate(calls):
+            body = call.get("body") if isinstance(call, dict) else None
+            handle = body.get(self._wire.handle_field) if isinstance(body, dict) else None
+            key = handle if isinstance(handle, int) else ("alone", position)
+            groups.setdefault(key, []).append(position)
+        return list(groups.values())
+
+    async def _batched(self, call: Any) -> bytes:
         path = call.get("path") if isinstance(call, dict) else None
-        if path not in ("/create", "/reset", "/step", "/close"):
-            return {"status": 422, "body": {"detail": f"path={path!r}: must be /create, /reset, /step or /close"}}
+        if path not in BATCHED_PATHS:
+            return _batch_item(_json({"detail": f"path={path!r}: must be one of {', '.join(BATCHED_PATHS)}"}, 422))
         body, request_id = call.get("body", {}), call.get("request_id")
         if not isinstance(body, dict) or not isinstance(request_id, str | None):
-            return {"status": 422, "body": {"detail": "body must be an object and request_id, if given, a string"}}
-        answer = await self.call("POST", path, Request(body, request_id))
-        return {"status": answer.status, "body": answer.content}
+            detail = "body must be an object and request_id, if given, a string"
+            return _batch_item(_json({"detail": detail}, 422))
+        return _batch_item(await self.call("POST", path, Request(body, request_id)))
 
     # ------------------------------------------------------------------------------------------------------ sessions
 
     async def _create_once(self, request: Request) -> Answer:
         """Create; a repeated request id gets the session that the first request made."""
         if request.request_id is None:
-            return await self._create()
+            return await self._create(request)
         making = self._created.get(request.request_id)
         if making is None:
-            making = self._created[request.request_id] = asyncio.create_task(self._create())
+            making = self._created[request.request_id] = asyncio.create_task(self._create(request))
             if len(self._created) > _REMEMBERED_CREATES:
                 self._created.popitem(last=False)
         try:
@@ -221,236 +325,153 @@ class EnvApp:
             self._created.pop(request.request_id, None)
             raise
 
-    async def _create(self) -> Answer:
+    async def _create(self, request: Request) -> Answer:
         try:
-            self.store.reserve()
+            handle = self.store.reserve()
         except AtCapacity:
             await self.reap()
-            self.store.reserve()
+            handle = self.store.reserve()
         try:
-            environment, observation = await self._run("create", self._new_environment)
-        except (EnvironmentFault, InvalidCall):
-            self.store.cancel()
+            episode, content = await self._timed(self._runner.create(handle, request.fields))
+        except BaseException:
+            self.store.cancel(handle)
             raise
-        session = self.store.add(environment)
-        self._metrics.created += 1
-        return Answer({"id": session.handle, "observation": observation, "done": False, "reward": 0})
-
-    def _new_environment(self) -> tuple[Environment, str]:
-        """A fresh environment, at the start of item 0."""
-        with contextlib.ExitStack() as undo:
-            environment = self.spec.environment()
-            undo.callback(environment.close)
-            observation = environment.reset(0).observation
-            undo.pop_all()
-        return environment, observation
-
-    async def _reset(self, request: Request) -> Answer:
-        data_idx = _integer(request.fields, "data_idx", default=0)
-
-        def reset(session: Session) -> Any:
-            session.reward, session.done = 0, False
-            observation = session.environment.reset(data_idx).observation
-            return {"id": session.handle, "observation": observation, "done": False, "reward": 0}
-
-        return await self._in_session(request, f"reset to item {data_idx}", reset)
-
-    async def _step(self, request: Request) -> Answer:
-        action = request.fields.get("action")
-        if not isinstance(action, str):
-            raise MalformedRequest(f"action={action!r}: must be a string")
-
-        def step(session: Session) -> Any:
-            result = session.environment.step(action)
-            fields = _step_fields(result)
-            session.reward, session.done = result.reward, result.done
-            return fields
-
-        return await self._in_session(request, "step", step)
+        self.store.add(handle, episode)
+        self.metrics.created += 1
+        return Answer(content)
 
     async def _close(self, request: Request) -> Answer:
-        """True the first time, false for a handle that is unknown or closed."""
-        session = self.store.remove(_handle(request.fields))
-        if session is None:
-            return Answer(False)
-        await self._close_sessions([session])
-        return Answer(True)
+        """Whether there was such a session, in the environment's form."""
+        session = self.store.remove(self._handle(request.fields))
+        if session is not None:
+            await self._close_sessions([session])
+        return _json(self._wire.closed(session is not None))
 
-    def _query(self, question: Callable[[Any], Any]) -> _Handler:
-        """A GET that asks a session's environment something."""
+    def _in_session(self, name: str, check: Callable[[Mapping[str, Any]], Any] = lambda fields: None) -> _Handler:
+        """Runs a call alone in the session that the request names, unless its request id has been answered.
+
+        ``check`` raises `MalformedRequest`; a wrong form is told before anything about the session is.
+        """
 
         async def handler(request: Request) -> Answer:
-            return await self._in_session(request, "query", lambda session: question(session.environment))
+            handle = self._handle(request.fields)
+            check(request.fields)
+            session = self.store.find(handle)
+            session.users += 1
+            try:
+                async with session.lock:
+                    answer = session.answers.get(request.request_id) if request.request_id else None
+                    if answer is None:
+                        answer = await self._answer(session, name, request.fields)
+                        if request.request_id:
+                            session.remember(request.request_id, answer)
+                    return answer
+            finally:
+                session.users -= 1
 
         return handler
 
-    async def _detail(self, request: Request) -> Answer:
-        def detail(session: Session) -> Any:
-            observation = session.environment.observation()
-            return {"observation": observation, "done": session.done, "reward": session.reward, "deleted": False}
-
-        return await self._in_session(request, "detail", detail)
-
-    async def _in_session(self, request: Request, what: str, work: Callable[[Session], Any]) -> Answer:
-        """Run ``work`` alone in the session that the request names, unless this request id has been answered."""
-        session = self.store.find(_handle(request.fields))
-        session.users += 1
+    async def _answer(self, session: Session, name: str, fields: Mapping[str, Any]) -> Answer:
+        """What is kept for a repeated request: good answers, refusals and faults."""
         try:
-            async with session.lock:
-                answer = session.answers.get(request.request_id) if request.request_id else None
-                if answer is None:
-                    answer = await self._answer(session, what, work)
-                    if request.request_id:
-                        session.remember(request.request_id, answer)
-                return answer
-        finally:
-            session.users -= 1
+            return Answer(await self._timed(self._runner.call(session.episode, name, fields)))
+        except (InvalidCall, MalformedRequest, EnvironmentFault) as error:
+            return self._failure(f"/{name}", error)
 
-    async def _answer(self, session: Session, what: str, work: Callable[[Session], Any]) -> Answer:
-        try:
-            return Answer(await self._run(f"{what} of session {session.handle}", lambda: work(session)))
-        except InvalidCall as error:
-            return Answer({"error": str(error)})
-        except EnvironmentFault as fault:
-            return Answer({"detail": str(fault)}, 500)
-
-    async def _run(self, what: str, work: Callable[[], _Result]) -> _Result:
-        """Run environment code where its speed allows; raises `EnvironmentFault` for whatever goes wrong in it."""
+    async def _timed(self, work: Awaitable[Any]) -> Any:
         started = time.perf_counter()
         try:
-            if self.spec.runs_inline:
-                return work()
-            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
-        except InvalidCall:
-            raise
-        except Exception as error:  # broad on purpose: an environment may be a user's code, and the server outlives it
-            _log.exception("%s: %s failed", self.spec.name, what)
-            self._metrics.faults += 1
-            raise EnvironmentFault(f"{self.spec.name}: {what} failed: {type(error).__name__}: {error}") from error
+            return await work
         finally:
-            self._metrics.rules_s += time.perf_counter() - started
+            self.metrics.environment_s += time.perf_counter() - started
+
+    def _check_reset(self, fields: Mapping[str, Any]) -> None:
+        read_integer(fields, self._wire.index_field, default=0)
+
+    def _handle(self, fields: Mapping[str, Any]) -> int:
+        handle = read_integer(fields, self._wire.handle_field)
+        if handle <= 0:
+            raise MalformedRequest(f"{self._wire.handle_field}={handle}: must be above 0")
+        return handle
 
     async def _close_sessions(self, sessions: list[Session]) -> None:
         """Close environments that are out of the store already, each once its running call is over."""
-        for session in sessions:
-            async with session.lock:
-                with contextlib.suppress(EnvironmentFault, InvalidCall):  # the session is gone either way
-                    await self._run(f"close of session {session.handle}", session.environment.close)
-            self._metrics.closed += 1
+        await asyncio.gather(*(self._close_session(session) for session in sessions))
+
+    async def _close_session(self, session: Session) -> None:
+        async with session.lock:
+            with contextlib.suppress(EnvironmentFault, InvalidCall):  # the session is gone either way
+                await self._timed(self._runner.close(session.episode))
+        self.metrics.closed += 1
 
     # --------------------------------------------------------------------------------------------------- the server
 
     async def _root(self, request: Request) -> Answer:
-        return Answer(f"{self.spec.title} environment ({self.spec.name})")
+        return _json(f"{self.spec.title} environment ({self.spec.name})")
+
+    def summary(self) -> dict[str, Any]:
+        """What workers tell each other for `/health` and `/metrics`."""
+        sessions, capacity = len(self.store), self.store.max_sessions
+        samples = self.metrics.samples(sessions, capacity)
+        return {"sessions": sessions, "capacity": capacity, "samples": samples}
+
+    async def _summaries(self) -> dict[int, dict[str, Any]]:
+        if self.peers is None:
+            return {0: self.summary()}
+        return dict(sorted({self.peers.worker: self.summary(), **await self.peers.summaries()}.items()))
 
     async def _health(self, request: Request) -> Answer:
-        return Answer(
+        workers = await self._summaries()
+        return _json(
             {
                 "environment": self.spec.name,
                 "version": version("agentgym-rl"),
                 "data": self._data_version,
                 "items": self.spec.num_items,
-                "sessions": len(self.store),
-                "capacity": self.store.max_sessions,
-                "uptime_s": round(self._metrics.uptime_s, 3),
+                "sessions": sum(summary["sessions"] for summary in workers.values()),
+                "capacity": sum(summary["capacity"] for summary in workers.values()),
+                "workers": len(workers),
+                "uptime_s": round(self.metrics.uptime_s, 3),
             }
         )
 
     async def _show_metrics(self, request: Request) -> Answer:
-        text = self._metrics.as_prometheus(self.spec.name, len(self.store), self.store.max_sessions)
-        return Answer(text, content_type=b"text/plain; version=0.0.4; charset=utf-8")
+        samples = {str(worker): summary["samples"] for worker, summary in (await self._summaries()).items()}
+        text = as_prometheus(self.spec.name, samples)
+        return Answer(text.encode(), content_type=b"text/plain; version=0.0.4; charset=utf-8")
+
+    async def _openapi(self, request: Request) -> Answer:
+        return _json(openapi_document(self.spec))
 
 
-@dataclass
-class _Metrics:
-    """What the server counts."""
-
-    started: float = field(default_factory=time.monotonic)
-    requests: Counter[tuple[str, int]] = field(default_factory=Counter)
-    """Answered calls by path and status, those in batches included."""
-    created: int = 0
-    closed: int = 0
-    expired: int = 0
-    faults: int = 0
-    rules_s: float = 0.0
-    """Seconds in environment code."""
-
-    @property
-    def uptime_s(self) -> float:
-        return time.monotonic() - self.started
-
-    def as_prometheus(self, environment: str, sessions: int, capacity: int) -> str:
-        """Prometheus' text format."""
-        gauges = {"sessions": sessions, "capacity": capacity, "uptime_seconds": self.uptime_s}
-        counts = {
-            "sessions_created_total": self.created,
-            "sessions_closed_total": self.closed,
-            "sessions_expired_total": self.expired,
-            "environment_faults_total": self.faults,
-            "environment_seconds_total": self.rules_s,
-            "cpu_seconds_total": time.process_time(),
-        }
-        lines = []
-        for kind, values in (("gauge", gauges), ("counter", counts)):
-            for name, value in values.items():
-                lines.append(f"# TYPE agentgym_{name} {kind}")
-                lines.append(f'agentgym_{name}{{environment="{environment}"}} {value}')
-        lines.append("# TYPE agentgym_requests_total counter")
-        for (path, status), count in sorted(self.requests.items()):
-            labels = f'environment="{environment}",path="{path}",status="{status}"'
-            lines.append(f"agentgym_requests_total{{{labels}}} {count}")
-        return "\n".join(lines) + "\n"
+def _joined(items: list[bytes]) -> Answer:
+    return Answer(b"[" + b",".join(items) + b"]")
 
 
-def _step_fields(result: StepResult) -> dict[str, Any]:
-    """The wire form of a step; raises TypeError or ValueError when the environment broke its own contract."""
-    if not isinstance(result.observation, str) or not isinstance(result.done, bool):
-        raise TypeError(f"a step must give a str observation and a bool done, not {result!r}")
-    if isinstance(result.reward, bool) or not isinstance(result.reward, int | float):
-        raise TypeError(f"a step must give an int or float reward, not {result.reward!r}")
-    if not math.isfinite(result.reward):
-        raise ValueError(f"a step gave the reward {result.reward!r}")
-    return {"observation": result.observation, "reward": result.reward, "done": result.done}
+def _batch_item(answer: Answer) -> bytes:
+    return b'{"status":%d,"body":%b}' % (answer.status, answer.body)
+
+
+def _check_step(fields: Mapping[str, Any]) -> None:
+    read_text(fields, "action")
+
+
+def _is_authorized(headers: Mapping[bytes, bytes], expected: bytes) -> bool:
+    return hmac.compare_digest(headers.get(b"authorization", b""), expected)
+
+
+def _parse_query(query: bytes) -> Mapping[str, Any]:
+    return dict(parse_qsl(query.decode("latin-1"), keep_blank_values=True)) if query else {}
 
 
 async def _read_body(receive: Any) -> bytes:
-    body = b""
-    while True:
+    message = await receive()
+    body: bytes = message.get("body", b"")
+    while message["type"] != "http.disconnect" and message.get("more_body") and len(body) <= MAX_BODY_BYTES:
         message = await receive()
-        if message["type"] == "http.disconnect":
-            raise MalformedRequest("the client went away before the body's end")
         body += message.get("body", b"")
-        if len(body) > MAX_BODY_BYTES:
-            raise MalformedRequest(f"the body is longer than {MAX_BODY_BYTES} bytes")
-        if not message.get("more_body"):
-            return body
-
-
-def _parse_body(body: bytes) -> Mapping[str, Any]:
-    """The JSON object of a body; an empty one counts as ``{}``."""
-    if not body.strip():
-        return {}
-    try:
-        fields = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise MalformedRequest(f"the body is not JSON: {error}") from None
-    if not isinstance(fields, dict):
-        raise MalformedRequest(f"the body is {type(fields).__name__}, must be a JSON object")
-    return fields
-
-
-def _handle(fields: Mapping[str, Any]) -> int:
-    handle = _integer(fields, "id")
-    if handle <= 0:
-        raise MalformedRequest(f"id={handle}: must be above 0")
-    return handle
-
-
-def _integer(fields: Mapping[str, Any], name: str, default: int | None = None) -> int:
-    """An integer, or (in queries) its decimal text."""
-    value = fields.get(name, default)
-    if isinstance(value, str) and value.isascii() and value.removeprefix("-").isdigit() and len(value) < 20:
-        value = int(value)
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise MalformedRequest(f"{name}={value!r}: must be an integer")
-    return value
+    if message["type"] == "http.disconnect":
+        raise MalformedRequest("the client went away before the body's end")
+    if len(body) > MAX_BODY_BYTES:
+        raise _TooLarge(f"the body is longer than {MAX_BODY_BYTES} bytes")
+    return body

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentgym_rl.envs.base import Environment, InvalidCall
+from agentgym_rl.envs.base import InvalidCall
 
 MAX_HANDLE = 2**53 - 1
 """The largest integer that every JSON reader keeps exact."""
@@ -21,67 +20,80 @@ class AtCapacity(Exception):
     """No further session fits."""
 
 
+class NoSession(InvalidCall):
+    """The handle names no live session."""
+
+
 @dataclass(eq=False, slots=True)
 class Session:
     """One client's environment."""
 
     handle: int
-    environment: Environment
+    episode: Any
+    """What the server's runner made for it."""
     last_used: float
     """Clock time of the latest request, in seconds."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while the environment works: requests for one handle run one after the other."""
     users: int = 0
     """Requests that run or wait for the lock; such a session never expires."""
-    reward: float = 0
-    """Of the latest step."""
-    done: bool = False
-    answers: OrderedDict[str, Any] = field(default_factory=OrderedDict)
-    """Latest answers by request id, so that a repeated request runs nothing twice."""
+    answers: dict[str, Any] = field(default_factory=dict)
+    """Latest answers by request id, oldest first, so that a repeated request runs nothing twice."""
 
     def remember(self, request_id: str, answer: Any) -> None:
         self.answers[request_id] = answer
         if len(self.answers) > _KEPT_ANSWERS:
-            self.answers.popitem(last=False)
+            del self.answers[next(iter(self.answers))]
 
 
 class SessionStore:
     """Live sessions by handle. Used from one event loop."""
 
-    def __init__(self, *, max_sessions: int, ttl_s: float, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, *, max_sessions: int, ttl_s: float, clock: Callable[[], float], worker: int = 0, num_workers: int = 1
+    ) -> None:
+        """``worker`` of ``num_workers`` processes: ``handle % num_workers`` of its sessions is ``worker``."""
         self.max_sessions = max_sessions
         self.ttl_s = ttl_s
         self._clock = clock
+        self._worker, self._num_workers = worker, num_workers
         self._sessions: dict[int, Session] = {}
-        self._reserved = 0
+        self._reserved: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def reserve(self) -> None:
-        """Take a place for a session that is being made; raises `AtCapacity`. `add` or `cancel` gives it back."""
-        if len(self._sessions) + self._reserved >= self.max_sessions:
+    def reserve(self) -> int:
+        """Take a place for a session that is being made, under a fresh handle that nobody can guess.
+
+        `add` or `cancel` gives it back. Raises `AtCapacity`.
+        """
+        if len(self._sessions) + len(self._reserved) >= self.max_sessions:
             raise AtCapacity(f"{len(self._sessions)} sessions are alive, the most this server holds (--max-sessions)")
-        self._reserved += 1
+        handle = self._fresh_handle()
+        while handle in self._sessions or handle in self._reserved:
+            handle = self._fresh_handle()
+        self._reserved.add(handle)
+        return handle
 
-    def cancel(self) -> None:
+    def _fresh_handle(self) -> int:
+        return (secrets.randbelow(MAX_HANDLE // self._num_workers - 1) + 1) * self._num_workers + self._worker
+
+    def cancel(self, handle: int) -> None:
         """Give back a reserved place whose session could not be made."""
-        self._reserved -= 1
+        self._reserved.discard(handle)
 
-    def add(self, environment: Environment) -> Session:
-        """Turn a reserved place into a session under a fresh handle that nobody can guess."""
-        handle = secrets.randbelow(MAX_HANDLE) + 1
-        while handle in self._sessions:
-            handle = secrets.randbelow(MAX_HANDLE) + 1
-        self._reserved -= 1
-        session = self._sessions[handle] = Session(handle, environment, self._clock())
+    def add(self, handle: int, episode: Any) -> Session:
+        """Turn a reserved place into a session."""
+        self._reserved.remove(handle)
+        session = self._sessions[handle] = Session(handle, episode, self._clock())
         return session
 
     def find(self, handle: int) -> Session:
-        """The session of ``handle``, its lifetime renewed; raises `InvalidCall`."""
+        """The session of ``handle``, its lifetime renewed; raises `NoSession`."""
         session = self._sessions.get(handle)
         if session is None:
-            raise InvalidCall(
+            raise NoSession(
                 f"no session {handle}: never created, closed, or expired after {self.ttl_s:g} s without a request"
             )
         session.last_used = self._clock()

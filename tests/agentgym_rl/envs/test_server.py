@@ -415,4 +415,4 @@ def test_a_create_that_breaks_off_before_its_bodys_end_leaves_no_session() -> No
 
 
 def test_a_body_beyond_the_limit_is_refused(url: str) -> None:
-    assert requests.post(f"{url}/step", data=b" " * (5 * 2**20), timeout=10).status_code == 422
+    assert requests.post(f"{url}/step", data=b" " * (5 * 2**20), timeout=10).status_code == 413

@@ -1,0 +1,263 @@
+"""Environments in child processes that are started ahead, killed when they hang, and replaced when they die."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass, field
+
+from agentgym_rl.envs.base import InvalidCall
+from agentgym_rl.envs.episode import Fields
+from agentgym_rl.envs.link import Link, LinkBroken
+from agentgym_rl.envs.registry import EnvSpec
+from agentgym_rl.envs.runners import EnvironmentFault, Runner, log
+from agentgym_rl.envs.wire import MalformedRequest
+
+_GOODBYE_S = 8.0
+"""Seconds that a child gets to close its environments before it is killed."""
+
+
+@dataclass(eq=False)
+class ChildProcess:
+    """One child: its process and the connection to it."""
+
+    process: subprocess.Popen[bytes]
+    link: Link
+    sessions: int = 0
+    """Places taken, those of sessions that are being made included."""
+    dismissed: bool = False
+    """True once it has been told to end."""
+    watch: asyncio.Task[None] | None = None
+    """Ends when nothing is left of the child."""
+
+    @property
+    def alive(self) -> bool:
+        return not self.link.broken and self.process.poll() is None
+
+    def kill(self) -> None:
+        """End the child and all that it started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+
+@dataclass(eq=False, slots=True)
+class PlacedEpisode:
+    """Which child has the session's environment."""
+
+    handle: int
+    child: ChildProcess | None
+    """None once that child has died."""
+    fields: Fields = field(default_factory=dict)
+    """Body of ``/create``."""
+
+
+class ChildRunner(Runner):
+    """Runs the episodes of a spec that asks for isolation."""
+
+    def __init__(self, spec: EnvSpec) -> None:
+        assert spec.isolation is not None
+        self._spec, self._isolation = spec, spec.isolation
+        self._children: list[ChildProcess] = []
+        self._starting: set[asyncio.Task[ChildProcess]] = set()
+        self._stopping: set[asyncio.Task[None]] = set()
+        self._stopped = False
+
+    async def start(self) -> None:
+        self._start_ahead()
+
+    async def stop(self) -> None:
+        self._stopped = True
+        for task in self._starting:
+            task.cancel()
+        await asyncio.gather(*self._starting, return_exceptions=True)
+        await asyncio.gather(*(self._end(child) for child in list(self._children)), *self._stopping)
+
+    # --------------------------------------------------------------------------------------------------------- calls
+
+    async def create(self, handle: int, fields: Fields) -> tuple[PlacedEpisode, bytes]:
+        episode = PlacedEpisode(handle, None, fields)
+        return episode, await self._place(episode)
+
+    async def call(self, episode: PlacedEpisode, name: str, fields: Fields) -> bytes:
+        if episode.child is None or not episode.child.alive:
+            await self._replace(episode, name)
+        return await self._ask(episode, name, fields, self._isolation.call_timeout_s)
+
+    async def close(self, episode: PlacedEpisode) -> None:
+        child = episode.child
+        if child is None:
+            return
+        try:
+            await self._ask(episode, "close", {}, self._isolation.call_timeout_s)
+        finally:
+            self._leave(episode)
+
+    async def _place(self, episode: PlacedEpisode) -> bytes:
+        """Begin the session on a child that has room; returns what answers ``/create``."""
+        episode.child = await self._take_place()
+        try:
+            return await self._ask(episode, "create", episode.fields, self._isolation.start_timeout_s)
+        except BaseException:
+            await self._forget(episode)
+            raise
+
+    async def _forget(self, episode: PlacedEpisode) -> None:
+        """Take a session whose start failed off its child."""
+        if episode.child is not None and episode.child.alive:
+            with contextlib.suppress(EnvironmentFault):
+                await self._ask(episode, "close", {}, self._isolation.call_timeout_s)
+        self._leave(episode)
+
+    async def _replace(self, episode: PlacedEpisode, name: str) -> None:
+        """Begin again on a fresh child; nothing but a reset can go on there."""
+        self._leave(episode)
+        if name != "reset":
+            raise EnvironmentFault(
+                f"{self._spec.name}: the process of session {episode.handle} has died, and its episode with it; "
+                "reset begins a new one"
+            )
+        await self._place(episode)
+
+    async def _ask(self, episode: PlacedEpisode, name: str, fields: Fields, timeout_s: float) -> bytes:
+        child = episode.child
+        assert child is not None
+        what = f"{self._spec.name}: {name} of session {episode.handle}"
+        header = {"handle": episode.handle, "call": name}
+        try:
+            answer, payload = await asyncio.wait_for(child.link.call(header, json.dumps(fields).encode()), timeout_s)
+        except TimeoutError:
+            child.kill()
+            raise EnvironmentFault(f"{what}: no answer within {timeout_s:g} s; its process was killed") from None
+        except LinkBroken:
+            raise EnvironmentFault(f"{what}: its process died") from None
+        return _content(what, answer["kind"], payload)
+
+    # ------------------------------------------------------------------------------------------------------ children
+
+    async def _take_place(self) -> ChildProcess:
+        """A child with a place, which is taken; one that others use before an unused one."""
+        self._children = [child for child in self._children if child.alive]
+        room = [child for child in self._children if child.sessions < self._isolation.sessions_per_child]
+        if room:
+            child = max(room, key=lambda child: child.sessions)
+            child.sessions += 1
+            self._start_ahead()
+            return child
+        task = next(iter(self._starting), None) or self._launch()
+        self._starting.discard(task)  # it is spoken for
+        self._start_ahead()
+        child = await task
+        child.sessions += 1
+        return child
+
+    def _leave(self, episode: PlacedEpisode) -> None:
+        """Free the session's place, and end a child that is one too many."""
+        child, episode.child = episode.child, None
+        if child is None:
+            return
+        child.sessions -= 1
+        if child.alive and child.sessions == 0 and len(self._unused()) > max(1, self._isolation.started_ahead):
+            self._children.remove(child)
+            task = asyncio.create_task(self._end(child))
+            self._stopping.add(task)
+            task.add_done_callback(self._stopping.discard)
+
+    def _unused(self) -> list[ChildProcess]:
+        return [child for child in self._children if child.sessions == 0 and child.alive]
+
+    def _start_ahead(self) -> None:
+        """Start as many children as are missing among those without sessions."""
+        missing = self._isolation.started_ahead - len(self._unused()) - len(self._starting)
+        for _ in range(0 if self._stopped else missing):
+            self._launch()
+
+    def _launch(self) -> asyncio.Task[ChildProcess]:
+        task = asyncio.create_task(self._start_child())
+        self._starting.add(task)
+        task.add_done_callback(self._started)
+        return task
+
+    def _started(self, task: asyncio.Task[ChildProcess]) -> None:
+        self._starting.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # Nobody may wait for it; who needs a child starts another one and is told.
+            log.error("%s", error)
+
+    async def _start_child(self) -> ChildProcess:
+        """A child whose first environment stands."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = await asyncio.to_thread(_spawn, theirs.fileno())
+        reader, writer = await asyncio.open_connection(sock=ours)
+        child = ChildProcess(process, Link(reader, writer))
+        child.watch = asyncio.create_task(self._watch(child))
+        choices = pickle.dumps((self._isolation, self._spec.settings))
+        child.link.send({"name": self._spec.name}, choices)
+        try:
+            await self._wait_until_ready(child)
+        except BaseException:
+            child.kill()
+            await child.watch
+            raise
+        self._children.append(child)
+        return child
+
+    async def _wait_until_ready(self, child: ChildProcess) -> None:
+        what, limit_s = f"{self._spec.name}: start of a process", self._isolation.start_timeout_s
+        try:
+            answer, payload = await asyncio.wait_for(child.link.greeting, limit_s)
+        except TimeoutError:
+            raise EnvironmentFault(f"{what}: not ready within {limit_s:g} s; it was killed") from None
+        except LinkBroken:
+            raise EnvironmentFault(f"{what}: it ended; see the server's output") from None
+        _content(what, answer["kind"], payload)
+
+    async def _watch(self, child: ChildProcess) -> None:
+        """Wait for the child's end, see to it that nothing of it is left, and replace it."""
+        await child.link.ended()
+        if not child.dismissed:
+            child.kill()  # and a simulator or browser that outlived it
+        try:
+            await asyncio.to_thread(child.process.wait, _GOODBYE_S)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            await asyncio.to_thread(child.process.wait)
+        if child in self._children:
+            self._children.remove(child)
+            self._start_ahead()
+
+    async def _end(self, child: ChildProcess) -> None:
+        """Let the child close its environments and end."""
+        child.dismissed = True
+        child.link.close()
+        assert child.watch is not None
+        await child.watch
+
+
+def _content(what: str, kind: str, payload: bytes) -> bytes:
+    if kind == "ok":
+        return payload
+    text = payload.decode()
+    if kind == "invalid":
+        raise InvalidCall(text)
+    if kind == "malformed":
+        raise MalformedRequest(text)
+    raise EnvironmentFault(f"{what} failed: {text}")
+
+
+def _spawn(connection: int) -> subprocess.Popen[bytes]:
+    # What simulators print is no business of the server's output. A group of its own, so that it ends as a whole.
+    return subprocess.Popen(
+        [sys.executable, "-m", "agentgym_rl.envs.child", str(connection)],
+        pass_fds=[connection],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    )

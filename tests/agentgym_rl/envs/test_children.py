@@ -1,0 +1,150 @@
+"""Environments in child processes: faults stay with their sessions, and no process is left behind."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import requests
+from support.isolated import SPEC, IsolatedClient, Settings, isolated
+from support.servers import serve
+
+from agentgym_rl.envs.server import build_app
+from agentgym_rl.errors import EnvServerError
+
+pytestmark = pytest.mark.server
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Children import the environment from the tests' folder."""
+    tests = Path(__file__).parents[2]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tests.parent), str(tests)]))
+
+
+def post(url: str, path: str, **fields: Any) -> requests.Response:
+    return requests.post(f"{url}/{path}", json=fields, timeout=60)
+
+
+def create(url: str) -> int:
+    answer = post(url, "create")
+    assert answer.status_code == 200, answer.text
+    handle: int = answer.json()["id"]
+    return handle
+
+
+def pids(url: str, handle: int) -> list[int]:
+    found: list[int] = requests.get(f"{url}/pids", params={"id": handle}, timeout=60).json()
+    return found
+
+
+def wait_until_gone(*processes: int) -> None:
+    end = time.monotonic() + 20
+    while any(psutil.pid_exists(pid) for pid in processes):
+        assert time.monotonic() < end, f"still there: {processes}"
+        time.sleep(0.02)
+
+
+def test_a_session_in_a_child_plays_queries_and_closes_and_nothing_is_left() -> None:
+    with serve(build_app(SPEC)) as url:
+        with IsolatedClient(url) as client:
+            assert client.reset(3) == "hello 3"
+            assert client.step("Action: go").state == "go"
+            assert client.available_actions() == []
+            with pytest.raises(EnvServerError, match="must be in 0..99"):
+                client.reset(100)
+        handle = create(url)
+        processes = pids(url, handle)
+        assert processes[0] != os.getpid()
+    wait_until_gone(*processes)
+
+
+def test_settings_reach_the_child() -> None:
+    with serve(build_app(SPEC.with_settings(Settings("salut")))) as url, IsolatedClient(url) as client:
+        assert client.reset(1) == "salut 1"
+
+
+def test_a_child_that_dies_fails_its_own_session_only_and_a_reset_begins_on_a_fresh_one() -> None:
+    with serve(build_app(SPEC)) as url:
+        dying, other = create(url), create(url)
+        processes = pids(url, dying)
+        died = post(url, "step", id=dying, action="die")
+        assert died.status_code == 500
+        assert "its process died" in died.json()["detail"]
+        wait_until_gone(*processes)  # the simulator that it had started, too
+        again = post(url, "step", id=dying, action="go")
+        assert again.status_code == 500
+        assert "reset begins a new one" in again.json()["detail"]
+        assert post(url, "step", id=other, action="go").json()["observation"] == "go"
+        assert post(url, "reset", id=dying, data_idx=7).json()["observation"] == "hello 7"
+        assert not set(pids(url, dying)) & set(processes)
+
+
+def test_a_child_that_hangs_is_killed_after_the_time_limit() -> None:
+    with serve(build_app(isolated(call_timeout_s=0.5))) as url:
+        handle = create(url)
+        processes = pids(url, handle)
+        hung = post(url, "step", id=handle, action="hang")
+        assert hung.status_code == 500
+        assert "step of session" in hung.json()["detail"]
+        assert "no answer within 0.5 s; its process was killed" in hung.json()["detail"]
+        wait_until_gone(*processes)
+        assert post(url, "close", id=handle).json() is True
+
+
+def test_an_exception_in_the_child_is_a_fault_that_leaves_the_child_alive() -> None:
+    with serve(build_app(SPEC)) as url:
+        handle = create(url)
+        assert "RuntimeError: as told" in post(url, "step", id=handle, action="raise").json()["detail"]
+        wrong = post(url, "step", id=handle, action="tuple")
+        assert wrong.status_code == 500
+        assert "Isolated.step must return a StepResult(observation, reward, done), not (" in wrong.json()["detail"]
+        assert post(url, "step", id=handle, action="go").json()["observation"] == "go"
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+def test_sessions_that_share_a_child_run_in_turn_or_in_parallel(parallel: bool) -> None:
+    with serve(build_app(isolated(sessions_per_child=2, parallel=parallel))) as url:
+        first, second = create(url), create(url)
+        assert pids(url, first)[0] == pids(url, second)[0]
+        waiting = threading.Thread(target=post, args=(url, "step"), kwargs={"id": first, "action": "wait 1"})
+        waiting.start()
+        time.sleep(0.3)
+        started = time.monotonic()
+        post(url, "step", id=second, action="go")
+        assert (time.monotonic() - started < 0.4) is parallel
+        waiting.join()
+
+
+def test_a_closed_sessions_environment_serves_the_next_one_where_the_spec_says_so() -> None:
+    with serve(build_app(isolated(reuse=True))) as url:
+        seen = set()
+        for _ in range(6):
+            handle = create(url)
+            seen.add(tuple(pids(url, handle)))
+            post(url, "close", id=handle)
+        assert len(seen) <= 2  # the first one's child, and the one started ahead of it
+
+
+def test_a_child_that_cannot_start_is_a_fault_with_its_reason() -> None:
+    with serve(build_app(isolated(source="support.isolated:NOTHING", started_ahead=0))) as url:
+        answer = post(url, "create")
+        assert answer.status_code == 500
+        assert "'support.isolated:NOTHING' of environment 'isolated' does not load" in answer.json()["detail"]
+
+
+def test_children_without_sessions_are_kept_in_the_number_asked_for() -> None:
+    with serve(build_app(isolated(started_ahead=1))) as url:
+        handles = [create(url) for _ in range(3)]
+        processes = [pids(url, handle) for handle in handles]
+        for handle in handles:
+            post(url, "close", id=handle)
+        end = time.monotonic() + 20
+        while sum(psutil.pid_exists(child) for child, _ in processes) > 1:
+            assert time.monotonic() < end
+            time.sleep(0.05)
