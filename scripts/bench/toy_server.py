@@ -1,14 +1,15 @@
 """An environment for benchmarks, its client, and a server of it in a process of its own.
 
-An episode takes ``--turns`` steps and then pays 1. A step takes as long as was drawn for it: with ``--mean-s`` above 0
-the times are Pareto-distributed, so that a few steps take many times as long as most.
+An episode takes so many steps and then pays 1. A step takes as long as was drawn for it: the times are
+Pareto-distributed, so that a few steps take many times as long as most.
 
-``python scripts/bench/toy_server.py --ready-file url [--turns 8] [--mean-s 0.02] [--max-s 2]``
+``python scripts/bench/toy_server.py --ready-file url [--pace '{"turns": 8, "mean_s": 0.02}']``
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from agentgym_rl.client.base import EnvClient
@@ -42,6 +43,8 @@ class Pace:
     """Mean seconds of a step; 0 answers at once."""
     max_s: float = 2.0
     """Longest step."""
+    fails_every: int = 0
+    """Every so many-th item breaks at its first step, with HTTP 500; 0: none does."""
 
     def step_s(self, item: int, step: int) -> float:
         """Seconds that this step takes, the same at every call."""
@@ -63,6 +66,8 @@ class ToyEnvironment(Environment):
         if self._step >= self._pace.turns:
             raise InvalidCall("the episode has finished")
         self._step += 1
+        if self._pace.fails_every and self._item % self._pace.fails_every == 1:
+            raise RuntimeError(f"item {self._item} is one of those that break")
         if seconds := self._pace.step_s(self._item, self._step):
             time.sleep(seconds)
         done = self._step == self._pace.turns
@@ -92,19 +97,25 @@ def toy_spec(pace: Pace) -> EnvSpec:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class ToyServer:
+    url: str
+    pid: int
+
+
 @contextmanager
-def toy_server(pace: Pace) -> Iterator[str]:
-    """The URL of a server in a process of its own, which ends with the block."""
+def toy_server(pace: Pace) -> Iterator[ToyServer]:
+    """A server in a process of its own, which ends with the block; what it says of scripted faults is dropped."""
     with tempfile.TemporaryDirectory() as folder:
         ready = Path(folder) / "url"
-        options = ["--turns", str(pace.turns), "--mean-s", str(pace.mean_s), "--max-s", str(pace.max_s)]
-        process = subprocess.Popen([sys.executable, __file__, "--ready-file", str(ready), *options])
+        command = [sys.executable, __file__, "--ready-file", str(ready), "--pace", json.dumps(asdict(pace))]
+        process = subprocess.Popen(command, stderr=subprocess.DEVNULL if pace.fails_every else None)
         try:
             while not ready.exists():
                 if process.poll() is not None:
                     raise SystemExit(f"the server ended with status {process.returncode}")
                 time.sleep(0.05)
-            yield ready.read_text()
+            yield ToyServer(ready.read_text(), process.pid)
         finally:
             process.terminate()
             process.wait()
@@ -113,9 +124,7 @@ def toy_server(pace: Pace) -> Iterator[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Serve the benchmarks' environment")
     parser.add_argument("--ready-file", type=Path, required=True)
-    parser.add_argument("--turns", type=int, default=Pace().turns)
-    parser.add_argument("--mean-s", type=float, default=Pace().mean_s)
-    parser.add_argument("--max-s", type=float, default=Pace().max_s)
+    parser.add_argument("--pace", type=lambda text: Pace(**json.loads(text)), default=Pace(), help="JSON of a Pace")
     options = parser.parse_args()
     listener = bind("127.0.0.1", 0)
 
@@ -124,7 +133,7 @@ def main() -> None:
         aside.write_text(url_of(listener))
         aside.replace(options.ready_file)
 
-    app = build_app(toy_spec(Pace(options.turns, options.mean_s, options.max_s)), max_sessions=2048)
+    app = build_app(toy_spec(options.pace), max_sessions=2048)
     Server(app, on_ready=announce).run(sockets=[listener])
 
 
