@@ -52,6 +52,8 @@ class RolloutSettings:
     """Trajectories in flight, and so sessions and threads."""
     strategy: Strategy | str = Strategy.REACT
     training_step: int = 0
+    runs_inline: bool = False
+    """`EnvClient.runs_inline` of the clients."""
 
     def __post_init__(self) -> None:
         for name in ("max_rounds", "max_concurrency"):
@@ -69,6 +71,7 @@ async def collect(
     chat: ChatTemplate,
     settings: RolloutSettings,
     picks: Iterable[int] | None = None,
+    only_faults: bool = False,
     on_finished: Callable[[Trajectory], None] | None = None,
     on_closed: Callable[[SessionUsage], None] | None = None,
 ) -> list[Trajectory]:
@@ -76,14 +79,16 @@ async def collect(
 
     ``picks``: indices of the requests to take up, by default all in turn. The next one is asked for whenever there is
     room for another trajectory, so that several collectors may share requests by picking from one supply.
-    ``make_client`` is called in a thread of the new session; making a client creates its session on the server.
+    ``only_faults``: return only masked trajectories, where ``on_finished`` puts all away and there may be many.
+    ``make_client`` is called in a thread of the new session, if it has one; making a client creates its session on the
+    server.
     ``on_finished`` is called with each trajectory as it ends, masked ones included; ``on_closed`` at last, with what
     the sessions did.
     All sessions are closed when this returns or raises. Raises `TooManyFailures` early when the environment, or the
     engine, has never answered while several trajectories have failed on it; `check_failures` judges the whole.
     """
-    sessions = SessionPool(make_client)
-    collection = _Collection(engine, sessions, chat, settings, on_finished)
+    sessions = SessionPool(make_client, inline=settings.runs_inline)
+    collection = _Collection(engine, sessions, chat, settings, on_finished, only_faults=only_faults)
     try:
         return await collection.run(requests, range(len(requests)) if picks is None else picks)
     finally:
@@ -92,11 +97,15 @@ async def collect(
             on_closed(sessions.usage)
 
 
-def check_failures(trajectories: Sequence[Trajectory], max_failed_fraction: float) -> None:
-    """Raise `TooManyFailures`, with first cause and counts by type, when too many or all trajectories are masked."""
+def check_failures(trajectories: Sequence[Trajectory], max_failed_fraction: float, *, total: int | None = None) -> None:
+    """Raise `TooManyFailures`, with first cause and counts by type, when too many or all trajectories are masked.
+
+    ``total``: number of trajectories where not all are given, but all masked ones.
+    """
+    total = len(trajectories) if total is None else total
     failed = [trajectory for trajectory in trajectories if trajectory.masked]
-    if failed and (len(failed) > max_failed_fraction * len(trajectories) or len(failed) == len(trajectories)):
-        raise TooManyFailures(_describe_failures(failed, len(trajectories)))
+    if failed and (len(failed) > max_failed_fraction * total or len(failed) == total):
+        raise TooManyFailures(_describe_failures(failed, total))
 
 
 def count_errors(trajectories: Sequence[Trajectory]) -> dict[str, int]:
@@ -119,11 +128,13 @@ class _Collection:
         chat: ChatTemplate,
         settings: RolloutSettings,
         on_finished: Callable[[Trajectory], None] | None,
+        *,
+        only_faults: bool,
     ) -> None:
         self.engine, self.sessions, self.chat, self.settings = engine, sessions, chat, settings
         self.worked: set[StopReason] = set()
         """Faults whose part of the system has answered at least once."""
-        self._on_finished = on_finished
+        self._on_finished, self._only_faults = on_finished, only_faults
         self._failed: list[Trajectory] = []
 
     async def run(self, requests: Sequence[RolloutRequest], picks: Iterable[int]) -> list[Trajectory]:
@@ -149,7 +160,9 @@ class _Collection:
     ) -> None:
         """One trajectory after another, as long as there is supply, which all lanes draw from."""
         for index in supply:
-            made[index] = await self._trajectory(requests[index])
+            trajectory = await self._trajectory(requests[index])
+            if trajectory.masked or not self._only_faults:
+                made[index] = trajectory
 
     async def _trajectory(self, request: RolloutRequest) -> Trajectory:
         """Try, and try once more on a fresh session after a fault."""

@@ -44,27 +44,56 @@ def stop_reason_shares(trajectories: Sequence[Trajectory]) -> dict[StopReason, f
 
 
 def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Metrics of one step. Means leave masked trajectories out; shares and counts do not."""
+    """Metrics of one step. Means and quantiles leave masked trajectories out; shares and counts do not."""
     sound = [trajectory for trajectory in trajectories if not trajectory.masked]
     metrics = {
         "rollout/trajectories": float(len(trajectories)),
         "rollout/masked": float(len(trajectories) - len(sound)),
         "rollout/retried": float(sum(trajectory.attempt > 1 for trajectory in trajectories)),
+        "rollout/attempts": float(sum(trajectory.attempt for trajectory in trajectories)),
     }
     metrics |= {f"rollout/stop/{reason}": share for reason, share in stop_reason_shares(trajectories).items()}
     metrics |= {f"rollout/errors/{kind}": float(count) for kind, count in count_errors(trajectories).items()}
-    if sound:
-        metrics |= {
-            "rollout/score_mean": _mean([t.score for t in sound]),
-            "rollout/success_mean": _mean([t.success for t in sound]),
-            "rollout/turns_mean": _mean([len(t.turns) for t in sound]),
-            "rollout/sampled_tokens_mean": _mean([t.num_sampled_tokens for t in sound]),
-            "rollout/tokens_mean": _mean([t.num_tokens for t in sound]),
-            "rollout/generation_s_mean": _mean([sum(turn.generation_s for turn in t.turns) for t in sound]),
-            "rollout/env_s_mean": _mean([sum(turn.env_s for turn in t.turns) for t in sound]),
-            "rollout/duration_s_max": max(t.duration_s for t in sound),
-        }
-    return metrics
+    return metrics | _episode_metrics(sound) | _turn_metrics(sound)
+
+
+def _episode_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """What whole trajectories gave and took; nothing where there is none."""
+    if not trajectories:
+        return {}
+    turns = [len(t.turns) for t in trajectories]
+    return {
+        "rollout/score_mean": _mean([t.score for t in trajectories]),
+        "rollout/success_mean": _mean([t.success for t in trajectories]),
+        "rollout/turns_mean": _mean(turns),
+        "rollout/turns_max": float(max(turns)),
+        "rollout/sampled_tokens_mean": _mean([t.num_sampled_tokens for t in trajectories]),
+        "rollout/tokens_mean": _mean([t.num_tokens for t in trajectories]),
+        **_spread("rollout/generation_s", [sum(turn.generation_s for turn in t.turns) for t in trajectories]),
+        **_spread("rollout/env_s", [sum(turn.env_s for turn in t.turns) for t in trajectories]),
+        **_spread("rollout/duration_s", [t.duration_s for t in trajectories]),
+    }
+
+
+def _turn_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """What single turns took; nothing where there is none."""
+    turns = [turn for trajectory in trajectories for turn in trajectory.turns]
+    if not turns:
+        return {}
+    return {
+        **_spread("rollout/turn_tokens", [turn.num_tokens for turn in turns]),
+        **_spread("rollout/turn_generation_s", [turn.generation_s for turn in turns]),
+        **_spread("rollout/turn_env_s", [turn.env_s for turn in turns]),
+    }
+
+
+def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
+    """Mean, 95th percentile (linear between ranks) and maximum."""
+    return {
+        f"{name}_mean": _mean(values),
+        f"{name}_p95": float(np.quantile(values, 0.95)),
+        f"{name}_max": float(max(values)),
+    }
 
 
 def _mean(values: Sequence[float]) -> float:

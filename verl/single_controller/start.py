@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from verl.config import GenerationTrainerConfig, SFTTrainerConfig, TrainerConfig
+from verl.config import GenerationTrainerConfig, RayInitConfig, SFTTrainerConfig, TrainerConfig
 from verl.single_controller.base import WorkerGroup, WorkerSpec
 from verl.single_controller.signals import sigterm_handler_kept
 
 
-def start_workers(spec: WorkerSpec, trainer: TrainerConfig | GenerationTrainerConfig | SFTTrainerConfig) -> WorkerGroup:
+def start_workers(
+    spec: WorkerSpec,
+    trainer: TrainerConfig | GenerationTrainerConfig | SFTTrainerConfig,
+    ray_init: RayInitConfig | None = None,
+) -> WorkerGroup:
     """The group of ``trainer.worker_group`` with ``nnodes`` x ``n_gpus_per_node`` workers."""
     if trainer.worker_group == "local":
         from verl.single_controller.local import LocalWorkerGroup
@@ -17,4 +21,6 @@ def start_workers(spec: WorkerSpec, trainer: TrainerConfig | GenerationTrainerCo
         # Debugging in one process needs no Ray, so it is not imported for it.
         from verl.single_controller.ray import RayWorkerGroup
 
-    return RayWorkerGroup(spec, nnodes=trainer.nnodes, workers_per_node=trainer.n_gpus_per_node)
+    return RayWorkerGroup(
+        spec, nnodes=trainer.nnodes, workers_per_node=trainer.n_gpus_per_node, ray_init=ray_init or RayInitConfig()
+    )

@@ -41,7 +41,7 @@ def run_generation(config: GenerationConfig, items: Sequence[Item]) -> Report:
     missing = [request for request in requests if _sample_of(request) not in finished]
     print(_describe(config, len(items), len(requests), len(missing), device), flush=True)
     if missing:
-        with start_workers(_worker_spec(config, folder, device), config.trainer) as workers:
+        with start_workers(_worker_spec(config, folder, device), config.trainer, config.ray_init) as workers:
             _sample(config, workers, missing)
     report = report_on(requests, folder)
     print(report.table(), flush=True)
@@ -76,7 +76,7 @@ def report_on(requests: Sequence[RolloutRequest], folder: Path) -> Report:
 
 
 def _sample(config: GenerationConfig, workers: WorkerGroup, requests: Sequence[RolloutRequest]) -> None:
-    """All requests, ``data.batch_size`` items at a time."""
+    """All requests, ``data.batch_size`` items in flight at a time."""
     rollout = config.rollout
     order = RolloutOrder(
         step=0,
@@ -86,11 +86,12 @@ def _sample(config: GenerationConfig, workers: WorkerGroup, requests: Sequence[R
         ),
         log_name=TRAJECTORY_FOLDER,
         append=True,
+        max_in_flight=config.data.batch_size * config.data.n_samples,
+        max_failed_fraction=rollout.max_failed_fraction,
+        only_faults=True,
     )
-    size = config.data.batch_size * config.data.n_samples
-    for start in range(0, len(requests), size):
-        trajectories = generate(workers, requests[start : start + size], order)
-        check_failures(trajectories, rollout.max_failed_fraction)
+    faults = generate(workers, requests, order).trajectories
+    check_failures(faults, rollout.max_failed_fraction, total=len(requests))
 
 
 def _sample_of(request: RolloutRequest) -> tuple[str, int]:

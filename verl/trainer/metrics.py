@@ -11,6 +11,9 @@ import torch
 
 from agentgym_rl.types import Trajectory
 from verl.protocol import DataProto
+from verl.trainer.rollouts import RolloutUsage
+
+_SHORTEST_S = 1e-9
 
 CONSOLE_COLUMNS = {
     "rounds": "rounds/max_rounds",
@@ -26,6 +29,7 @@ CONSOLE_COLUMNS = {
     "grad": "actor/grad_norm",
     "s": "timing_s/step",
     "s gen": "timing_s/gen",
+    "engine busy": "rollout/engine_busy_share",
     "tokens/s": "perf/tokens_per_s",
 }
 """What the console shows of a step: label and metric."""
@@ -40,6 +44,16 @@ def group_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         "rollout/groups": float(len(scores)),
         "rollout/groups_without_signal": float(sum(len(set(group)) < 2 for group in scores.values())),
         "rollout/groups_reduced_to_one": float(sum(len(group) < 2 for group in scores.values())),
+    }
+
+
+def usage_metrics(usage: RolloutUsage) -> dict[str, float]:
+    """What a step's rollouts took of engines, servers and network."""
+    return {
+        "rollout/sessions_peak": float(usage.sessions_peak),
+        "rollout/client_retries": float(usage.client_retries),
+        "rollout/engine_tokens_per_s": usage.engine_tokens / max(usage.duration_s, _SHORTEST_S),
+        "rollout/engine_busy_share": usage.engine_busy_s / max(usage.worker_s, _SHORTEST_S),
     }
 
 

@@ -1,8 +1,9 @@
-"""The driver's side of a rollout: requests with their seeds, shared out over the workers."""
+"""The driver's side of a rollout: requests with their seeds, and what the workers make of them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from tqdm import tqdm
 
@@ -11,7 +12,7 @@ from agentgym_rl.types import Item, Trajectory
 from verl.single_controller.base import WorkerGroup
 from verl.utils.balancing import restore_order
 from verl.utils.seeding import derive_seed
-from verl.workers.setup import RolloutOrder
+from verl.workers.setup import RolloutOrder, RolloutShare
 
 
 def make_requests(items: Sequence[Item], *, n: int, purpose: str, seed: int) -> list[RolloutRequest]:
@@ -32,30 +33,69 @@ def make_requests(items: Sequence[Item], *, n: int, purpose: str, seed: int) -> 
     ]
 
 
-def generate(workers: WorkerGroup, requests: Sequence[RolloutRequest], order: RolloutOrder) -> list[Trajectory]:
-    """Trajectories in the requests' order, made by all workers, with a progress bar on a terminal."""
-    shares = share_out(requests, workers.world_size)
-    calls = [([requests[index] for index in share], order) for share in shares]
-    with tqdm(total=len(requests), desc=order.log_name, unit=" trajectories", leave=False, disable=None) as bar:
-        results = workers.call_each("generate", calls, on_progress=bar.update)
-    joined = [trajectory for result in results for trajectory in result]
-    return [joined[place] for place in restore_order(shares)]
+@dataclass(frozen=True)
+class RolloutUsage:
+    """What a rollout took, over all workers; usages of several rollouts, one after the other, add up."""
+
+    duration_s: float = 0.0
+    """Until the last worker was done."""
+    worker_s: float = 0.0
+    """The sum of the workers' own durations."""
+    engine_busy_s: float = 0.0
+    """Of that, with at least one turn in the worker's engine."""
+    engine_tokens: int = 0
+    """Sampled by the engines, for trajectories that came to nothing too."""
+    sessions_peak: int = 0
+    """Most sessions, as the sum of each worker's most."""
+    client_retries: int = 0
+
+    @classmethod
+    def of(cls, shares: Sequence[RolloutShare]) -> RolloutUsage:
+        """Of the workers' shares of one rollout."""
+        return cls(
+            duration_s=max(share.duration_s for share in shares),
+            worker_s=sum(share.duration_s for share in shares),
+            engine_busy_s=sum(share.engine.busy_s for share in shares),
+            engine_tokens=sum(share.engine.num_tokens for share in shares),
+            sessions_peak=sum(share.sessions.peak for share in shares),
+            client_retries=sum(share.sessions.retries for share in shares),
+        )
+
+    def __add__(self, other: RolloutUsage) -> RolloutUsage:
+        return RolloutUsage(
+            duration_s=self.duration_s + other.duration_s,
+            worker_s=self.worker_s + other.worker_s,
+            engine_busy_s=self.engine_busy_s + other.engine_busy_s,
+            engine_tokens=self.engine_tokens + other.engine_tokens,
+            sessions_peak=max(self.sessions_peak, other.sessions_peak),
+            client_retries=self.client_retries + other.client_retries,
+        )
 
 
-def share_out(requests: Sequence[RolloutRequest], num_workers: int) -> list[list[int]]:
-    """Indices of ``requests`` for each worker, rising.
+@dataclass(frozen=True)
+class Rollout:
+    """What came of a number of requests."""
 
-    Groups stay together, so that an engine computes their common prompt once, and go round; the members of the last
-    groups, which do not make a whole round, go round one by one, so that no worker has a group more than another.
+    trajectories: list[Trajectory]
+    """In the requests' order; with `RolloutOrder.only_faults` the faults alone."""
+    usage: RolloutUsage
+
+
+def generate(workers: WorkerGroup, requests: Sequence[RolloutRequest], order: RolloutOrder) -> Rollout:
+    """A trajectory for each request, made by all workers, with a progress bar on a terminal.
+
+    The workers take the requests one by one as they have room, so that a slow item or worker holds up only itself.
     """
-    groups: dict[str, list[int]] = {}
-    for index, request in enumerate(requests):
-        groups.setdefault(request.uid, []).append(index)
-    members = list(groups.values())
-    whole = len(members) // num_workers * num_workers
-    shares: list[list[int]] = [[] for _ in range(num_workers)]
-    for turn, group in enumerate(members[:whole]):
-        shares[turn % num_workers] += group
-    for turn, index in enumerate(index for group in members[whole:] for index in group):
-        shares[turn % num_workers].append(index)
-    return [sorted(share) for share in shares]
+    with tqdm(total=len(requests), desc=order.log_name, unit=" trajectories", leave=False, disable=None) as bar:
+        shares: list[RolloutShare] = workers.call_all(
+            "generate", requests, order, on_progress=bar.update, interruptible=True
+        )
+    return Rollout(_joined(shares, order, len(requests)), RolloutUsage.of(shares))
+
+
+def _joined(shares: Sequence[RolloutShare], order: RolloutOrder, num_requests: int) -> list[Trajectory]:
+    joined = [trajectory for share in shares for trajectory in share.trajectories]
+    places = restore_order([share.indices for share in shares])
+    if len(places) != num_requests:
+        raise RuntimeError(f"the workers took up {len(places)} of {num_requests} requests")
+    return joined if order.only_faults else [joined[place] for place in places]

@@ -135,7 +135,7 @@ def run_sft(config: SFTConfig) -> None:
     spec = WorkerSpec(
         "verl.workers.sft_worker:SFTWorker", (setup,), num_threads=resolve_threads(config.trainer), device=device
     )
-    with _open_tracker(config, folder) as tracker, start_workers(spec, config.trainer) as workers:
+    with _open_tracker(config, folder) as tracker, start_workers(spec, config.trainer, config.ray_init) as workers:
         trainer = SFTTrainer(config, order, steps=steps, workers=workers, tracker=tracker)
         steps_made = trainer.fit()
         trainer.export(folder / HUGGINGFACE_FOLDER)

@@ -1,4 +1,4 @@
-"""What the driver tells its workers, without what the workers are made of.
+"""What the driver and its workers tell each other, without what the workers are made of.
 
 The driver imports this and not the workers' own modules: transformers and FSDP alone take it seconds to import.
 """
@@ -8,8 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from agentgym_rl.rollout.collector import TokenLimits
-from agentgym_rl.types import SamplingParams
+from agentgym_rl.rollout.sessions import SessionUsage
+from agentgym_rl.types import SamplingParams, Trajectory
 from verl.config import ActorConfig, AgentGymConfig, ModelConfig, RefConfig, RolloutConfig
+from verl.workers.rollout.engine import EngineUsage
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,26 @@ class RolloutOrder:
     """Folder of this call's trajectory files under `RolloutSetup.log_dir`, e.g. ``step7``."""
     append: bool = False
     """Add to what these files hold, rather than begin them anew."""
+    max_in_flight: int | None = None
+    """Trajectories at once over all workers; None: all, as far as ``agentgym.max_concurrency`` of each worker goes."""
+    max_failed_fraction: float | None = None
+    """A worker gives up once more than this share of its latest ``max_in_flight`` trajectories are faults."""
+    only_faults: bool = False
+    """Send back nothing but faults: the files hold the rest, which may be more than fits in memory."""
+
+
+@dataclass(frozen=True)
+class RolloutShare:
+    """What one worker made of a call."""
+
+    indices: tuple[int, ...]
+    """Rising: the requests that fell to it."""
+    trajectories: tuple[Trajectory, ...]
+    """One for each of them; with `RolloutOrder.only_faults` the faults among them."""
+    duration_s: float
+    engine: EngineUsage
+    """In this call alone."""
+    sessions: SessionUsage
 
 
 @dataclass(frozen=True)

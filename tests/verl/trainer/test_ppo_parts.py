@@ -19,7 +19,7 @@ from verl.trainer.item_order import ItemOrder
 from verl.trainer.metrics import advantage_metrics, group_metrics, has_signal
 from verl.trainer.mini_batches import mini_batch_rows, share_mini_batch
 from verl.trainer.plan import PPOPlan
-from verl.trainer.rollouts import make_requests, share_out
+from verl.trainer.rollouts import make_requests
 from verl.utils.seeding import derive_seed
 
 ITEMS = [Item("toy", index) for index in range(10)]
@@ -58,22 +58,6 @@ def test_requests_of_one_item_share_a_group_and_each_has_a_seed_of_its_own() -> 
     assert [(r.item.index, r.sample_index) for r in requests] == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
     assert len({r.uid for r in requests}) == 2 and len({r.seed for r in requests}) == 6
     assert {r.uid for r in requests}.isdisjoint(r.uid for r in make_requests(ITEMS[:2], n=3, purpose="step5", seed=0))
-
-
-@pytest.mark.parametrize(
-    ("num_items", "n", "workers"), [(7, 1, 4), (1, 4, 4), (5, 3, 2), (4, 2, 2), (3, 2, 1), (1, 1, 3)]
-)
-def test_every_request_goes_to_one_worker_and_no_worker_has_a_group_more(num_items: int, n: int, workers: int) -> None:
-    requests = make_requests(ITEMS[:num_items], n=n, purpose="x", seed=0)
-    shares = share_out(requests, workers)
-    assert sorted(index for share in shares for index in share) == list(range(len(requests)))
-    assert max(map(len, shares)) - min(map(len, shares)) <= 1
-    homes: dict[str, set[int]] = {}
-    for worker, share in enumerate(shares):
-        for index in share:
-            homes.setdefault(requests[index].uid, set()).add(worker)
-    whole = num_items // workers * workers
-    assert sum(len(workers_of) == 1 for workers_of in homes.values()) >= whole
 
 
 def test_mini_batches_hold_whole_groups_and_leave_out_what_faults_removed() -> None:

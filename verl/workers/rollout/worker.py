@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 from agentgym_rl.agent.chat import ChatTemplate
 from agentgym_rl.client.base import EnvClient
+from agentgym_rl.client.servers import client_factory
 from agentgym_rl.envs.registry import get_spec
-from agentgym_rl.rollout.collector import RolloutRequest, RolloutSettings, collect
+from agentgym_rl.rollout.collector import RolloutRequest, RolloutSettings, check_failures, collect
 from agentgym_rl.rollout.log import TrajectoryLog
+from agentgym_rl.rollout.sessions import SessionUsage
 from agentgym_rl.types import Trajectory
 from verl.models.loading import compute_dtype, load_policy
-from verl.single_controller.base import WorkerContext
+from verl.single_controller.base import Interrupted, WorkerContext
 from verl.utils.distributed import destroy_process_group
 from verl.utils.seeding import derive_seed
 from verl.workers.peers import join_peers
 from verl.workers.rollout.engine import Engine
+from verl.workers.rollout.hand_out import HandOut
 from verl.workers.rollout.hf_engine import HFEngine
-from verl.workers.setup import RolloutOrder, RolloutSetup
+from verl.workers.setup import RolloutOrder, RolloutSetup, RolloutShare
+
+ResultT = TypeVar("ResultT")
+
+_INTERRUPT_INTERVAL_S = 0.5
 
 
 class RolloutWorker:
@@ -31,6 +41,8 @@ class RolloutWorker:
         self._setup = setup
         self._device = join_peers(context)
         self._engine, self._chat = self._make_engine()
+        self._make_client = self._client_factory()
+        self._num_rollouts = 0
 
     def _make_engine(self) -> tuple[Engine, ChatTemplate]:
         setup = self._setup
@@ -40,46 +52,98 @@ class RolloutWorker:
         engine = HFEngine(model, max_num_seqs=setup.rollout.max_num_seqs, seed=seed)
         return engine, ChatTemplate(tokenizer)
 
-    def generate(self, requests: Sequence[RolloutRequest], order: RolloutOrder) -> list[Trajectory]:
-        """One trajectory per request, in their order; also written to this rank's file of ``order.log_name``."""
+    def _client_factory(self) -> Callable[[], EnvClient]:
+        agentgym = self._setup.agentgym
+        return client_factory(
+            get_spec(agentgym.task_name).client,
+            agentgym.env_addr,
+            timeout_s=agentgym.request_timeout,
+            connect_timeout_s=agentgym.connect_timeout,
+            max_retries=agentgym.max_retries,
+            first=self._context.rank,
+        )
+
+    def generate(self, requests: Sequence[RolloutRequest], order: RolloutOrder) -> RolloutShare:
+        """This worker's share of the requests: all workers get all of them and take them one by one as they have room.
+
+        Trajectories are also written to this rank's file of ``order.log_name``. Raises `Interrupted` when the driver
+        asks for it, and `TooManyFailures` as soon as nothing better is to be expected.
+        """
+        self._num_rollouts += 1
         self._engine.wake()
         try:
-            return asyncio.run(self._collect(requests, order))
+            return asyncio.run(self._interruptible(self._share(requests, order)))
         finally:
             self._engine.sleep()
 
-    async def _collect(self, requests: Sequence[RolloutRequest], order: RolloutOrder) -> list[Trajectory]:
+    async def _interruptible(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
+        """The result of ``work``, which the driver can have cancelled; it then ends in order, with its sessions closed."""
+        task = asyncio.ensure_future(work)
+        try:
+            while not (await asyncio.wait([task], timeout=_INTERRUPT_INTERVAL_S))[0]:
+                if self._context.is_interrupted():
+                    raise Interrupted("the rollout was given up")
+            return task.result()
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.wait([task])
+
+    async def _share(self, requests: Sequence[RolloutRequest], order: RolloutOrder) -> RolloutShare:
+        began, before = time.perf_counter(), self._engine.usage()
+        hand_out = HandOut(requests, self._context.store, name=str(self._num_rollouts))
+        trajectories, sessions = await self._collect(requests, hand_out, order)
+        hand_out.forget(num_workers=self._context.world_size)
+        return RolloutShare(
+            indices=tuple(sorted(hand_out.taken)),
+            trajectories=tuple(trajectories),
+            duration_s=time.perf_counter() - began,
+            engine=self._engine.usage() - before,
+            sessions=sessions,
+        )
+
+    async def _collect(
+        self, requests: Sequence[RolloutRequest], hand_out: HandOut, order: RolloutOrder
+    ) -> tuple[list[Trajectory], SessionUsage]:
         path = Path(self._setup.log_dir) / order.log_name / f"{self._context.rank}.jsonl"
+        at_once = min(order.max_in_flight or len(requests), len(requests))
+        latest: deque[Trajectory] = deque(maxlen=at_once)
+        usages: list[SessionUsage] = []
         with TrajectoryLog(path, append=order.append) as log:
 
             def finished(trajectory: Trajectory) -> None:
                 log.write(trajectory)
                 self._context.report(1)
+                latest.append(trajectory)
+                if order.max_failed_fraction is not None and len(latest) == latest.maxlen:
+                    check_failures(latest, order.max_failed_fraction)
 
-            return await collect(
+            trajectories = await collect(
                 requests,
                 self._engine,
                 make_client=self._make_client,
                 chat=self._chat,
-                settings=self._settings(order),
+                settings=self._settings(order, at_once),
+                picks=hand_out,
+                only_faults=order.only_faults,
                 on_finished=finished,
+                on_closed=usages.append,
             )
+        return trajectories, usages[0]
 
-    def _make_client(self) -> EnvClient:
+    def _settings(self, order: RolloutOrder, at_once: int) -> RolloutSettings:
         agentgym = self._setup.agentgym
-        client_class = get_spec(agentgym.task_name).client
-        return client_class(agentgym.env_addr, timeout=agentgym.request_timeout, max_retries=agentgym.max_retries)
-
-    def _settings(self, order: RolloutOrder) -> RolloutSettings:
-        agentgym = self._setup.agentgym
+        # No worker begins with more than its fair share, or the first to ask would leave nothing to the others.
+        fair_share = max(1, -(-at_once // self._context.world_size))
         return RolloutSettings(
             max_rounds=order.max_rounds,
             limits=self._setup.limits,
             sampling=order.sampling,
             timeout_s=agentgym.timeout,
-            max_concurrency=agentgym.max_concurrency,
+            max_concurrency=min(agentgym.max_concurrency, fair_share),
             strategy=agentgym.strategy,
             training_step=order.step,
+            runs_inline=get_spec(agentgym.task_name).client.runs_inline,
         )
 
     def close(self) -> None:
