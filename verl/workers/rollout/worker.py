@@ -77,7 +77,7 @@ class RolloutWorker:
             self._engine.sleep()
 
     async def _interruptible(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
-        """The result of ``work``, which the driver can have cancelled; it then ends in order, with its sessions closed."""
+        """The result of ``work``, which the driver may have cancelled: it then ends in order, its sessions closed."""
         task = asyncio.ensure_future(work)
         try:
             while not (await asyncio.wait([task], timeout=_INTERRUPT_INTERVAL_S))[0]:
