@@ -21,12 +21,10 @@ REPEATS = 60
 LIMITS = TokenLimits(max_prompt_length=1_000, max_response_length=10**6, max_tokens=10**6, max_model_len=10**6)
 
 
-def make_handler(chat: ChatTemplate, num_tokens: int) -> RolloutHandler:
-    """A record that already holds ``num_tokens``."""
+def make_handler(chat: ChatTemplate) -> RolloutHandler:
+    """A record of an opening prompt."""
     request = RolloutRequest(Item("bench", 0), "bench_0")
-    handler = RolloutHandler(request, (Message(Role.USER, TEXT),), chat, LIMITS, max_rounds=10**6)
-    append_turn(handler, (5,) * (num_tokens - handler.num_tokens), "")
-    return handler
+    return RolloutHandler(request, (Message(Role.USER, TEXT),), chat, LIMITS, max_rounds=10**6)
 
 
 def append_turn(handler: RolloutHandler, ids: tuple[int, ...], observation: str) -> None:
@@ -36,7 +34,8 @@ def append_turn(handler: RolloutHandler, ids: tuple[int, ...], observation: str)
 
 
 def seconds_per_turn(chat: ChatTemplate, num_tokens: int) -> float:
-    handler = make_handler(chat, num_tokens)
+    handler = make_handler(chat)
+    append_turn(handler, (5,) * (num_tokens - handler.num_tokens), "")
     ids, observation = (5,) * 40, TEXT * 4
     start = time.perf_counter()
     for _ in range(TURNS):

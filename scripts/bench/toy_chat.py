@@ -15,6 +15,11 @@ TEXT = "Crafted 4 minecraft:oak_planks. Inventory: [oak log] (1) Thought: I need
 
 
 def make_chat() -> ChatTemplate:
+    """The template of `make_tokenizer`."""
+    return ChatTemplate(make_tokenizer())
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
     """A byte-level BPE of a few hundred entries behind a ChatML template."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -28,4 +33,4 @@ def make_chat() -> ChatTemplate:
     tokenizer.train_from_iterator([TEXT], trainer)
     wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>")
     wrapped.chat_template = TEMPLATE
-    return ChatTemplate(wrapped)
+    return wrapped
