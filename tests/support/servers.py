@@ -1,7 +1,7 @@
 """Runs environment servers for tests, on free ports of the loopback interface.
 
 ``with serve(app) as url`` runs an ASGI application in a thread; ``with serve_process("textcraft") as server`` starts
-the real command in a process of its own.
+the real command in a process of its own. `serve_logged` is one that tests kill in the middle of a step.
 """
 
 from __future__ import annotations
@@ -58,10 +58,25 @@ class ServerProcess:
 @contextmanager
 def serve_process(task: str, *options: str, port: int = 0) -> Iterator[ServerProcess]:
     """``agentgym-rl serve <task>`` in its own process, ended with the block."""
+    with _started("-m", "agentgym_rl.cli", "serve", task, "--port", str(port), *options) as server:
+        yield server
+
+
+@contextmanager
+def serve_logged(log: Path, gate: Path, *, turns: int, port: int = 0) -> Iterator[ServerProcess]:
+    """`support.logged_server` in its own process, ended with the block."""
+    program = Path(__file__).with_name("logged_server.py")
+    options = ("--log", str(log), "--gate", str(gate), "--turns", str(turns), "--port", str(port))
+    with _started(str(program), *options) as server:
+        yield server
+
+
+@contextmanager
+def _started(*arguments: str) -> Iterator[ServerProcess]:
+    """A Python process that writes its URL to ``--ready-file``."""
     with tempfile.TemporaryDirectory() as folder:
         ready_file = Path(folder) / "url"
-        command = [sys.executable, "-m", "agentgym_rl.cli", "serve", task, "--port", str(port)]
-        command += ["--ready-file", str(ready_file), *options]
+        command = [sys.executable, *arguments, "--ready-file", str(ready_file)]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, text=True)
         server = ServerProcess("", process)
         try:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from support.environments import CumulativeClient, Script, ScriptedClient, scripted_spec
+from support.faults import http_answer, raw_server
 from support.servers import serve
 
 from agentgym_rl.agent.strategies import Strategy, conversation_start
@@ -30,55 +29,6 @@ def url() -> Iterator[str]:
         yield url
 
 
-@contextmanager
-def raw_server(answer: Callable[[str, dict[str, Any], dict[str, str]], bytes | None]) -> Iterator[str]:
-    """A bare socket server: ``answer(path, body, headers)`` gives the bytes to send, None breaks the connection.
-
-    An answer with ``Connection: close`` is the last one on its connection.
-    """
-
-    def talk(connection: socket.socket) -> None:
-        with connection, connection.makefile("rb") as stream:
-            while line := stream.readline():
-                headers = {}
-                while (header := stream.readline().strip()) != b"":
-                    name, _, value = header.decode().partition(": ")
-                    headers[name.lower()] = value
-                body = stream.read(int(headers.get("content-length", 0)))
-                sent = answer(line.split()[1].decode(), json.loads(body or b"{}"), headers)
-                if sent is None:
-                    return
-                connection.sendall(sent)
-                if b"Connection: close" in sent:
-                    return
-
-    def accept() -> None:
-        while True:
-            try:
-                connection, _ = listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=talk, args=(connection,), daemon=True).start()
-
-    listener = socket.create_server(("127.0.0.1", 0))
-    threading.Thread(target=accept, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    finally:
-        listener.shutdown(socket.SHUT_RDWR)
-        listener.close()
-
-
-def http(content: Any, status: int = 200, **headers: str) -> bytes:
-    body = content if isinstance(content, bytes) else json.dumps(content).encode()
-    lines = [
-        f"HTTP/1.1 {status} X",
-        f"Content-Length: {len(body)}",
-        *(f"{k.replace('_', '-')}: {v}" for k, v in headers.items()),
-    ]
-    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
-
-
 def published_textcraft(path: str, body: dict[str, Any], headers: dict[str, str]) -> bytes | None:
     """The calls of an AgentGym server that its own client needs, and no others."""
     answers = {
@@ -87,7 +37,7 @@ def published_textcraft(path: str, body: dict[str, Any], headers: dict[str, str]
         "/step": {"observation": f"did {body.get('action')}", "reward": 1, "done": True},
         "/": "This is environment TextCraft.",
     }
-    return http(answers[path]) if path in answers else http({"detail": "Not Found"}, 404)
+    return http_answer(answers[path]) if path in answers else http_answer({"detail": "Not Found"}, 404)
 
 
 def free_port() -> int:
@@ -222,7 +172,7 @@ def test_no_answer_in_time_is_a_timeout() -> None:
 )
 def test_an_answer_of_another_form_is_a_protocol_error(answer: Any, problem: str) -> None:
     def serve_it(path: str, body: dict[str, Any], headers: dict[str, str]) -> bytes | None:
-        return http(answer) if path == "/step" else published_textcraft(path, body, headers)
+        return http_answer(answer) if path == "/step" else published_textcraft(path, body, headers)
 
     refused = pytest.raises(EnvProtocolError, match=problem)
     with raw_server(serve_it) as url, TextCraftClient(url) as client, refused:
@@ -314,7 +264,7 @@ def test_a_server_that_says_come_back_at_once_is_not_flooded() -> None:
 
     def answer(path: str, body: dict[str, Any], headers: dict[str, str]) -> bytes | None:
         calls.append(path)
-        return http({"detail": "full"}, 503, Retry_After="0")
+        return http_answer({"detail": "full"}, 503, Retry_After="0")
 
     with raw_server(answer) as url, pytest.raises(EnvServerError, match=r"HTTP 503 for 0.5 s"):
         TextCraftClient(url, timeout=0.5)
@@ -382,8 +332,8 @@ def test_the_check_reads_what_an_agentgym_server_says_of_itself() -> None:
 
 
 def test_the_check_passes_for_a_server_that_greets_in_plain_text() -> None:
-    answers = {"/": http(b"ok"), "/step": http({"detail": "Method Not Allowed"}, 405)}
-    with raw_server(lambda path, body, headers: answers.get(path, http(b"<html>", 404))) as url:
+    answers = {"/": http_answer(b"ok"), "/step": http_answer({"detail": "Method Not Allowed"}, 405)}
+    with raw_server(lambda path, body, headers: answers.get(path, http_answer(b"<html>", 404))) as url:
         check_server(url, "textcraft")
 
 
