@@ -81,7 +81,7 @@ def weights_of(folder: Path) -> dict[str, torch.Tensor]:
 def results_of(row: dict[str, Any]) -> dict[str, Any]:
     """A step's numbers without those that measure time and memory, or the rounding of the engine's own log-probs, which
     depends on who happens to be decoded together."""
-    measured = ("timing_s/", "perf/", "training/rollout_probs_diff")
+    measured = ("timing_s/", "perf/", "training/rollout_probs_diff", "rollout/engine_", "rollout/sessions_peak")
     return {key: value for key, value in row.items() if not key.startswith(measured) and "_s_" not in key}
 
 
@@ -232,6 +232,12 @@ def test_a_step_reports_what_it_did(train: Run) -> None:
     assert row["rollout/trajectories"] == 16 and row["rollout/groups"] == 4
     for key in ("score_mean", "success_mean", "turns_mean", "sampled_tokens_mean"):
         assert row[f"rollout/{key}"] >= 0
+    assert row["rollout/attempts"] == 16 and row["rollout/client_retries"] == 0 and row["rollout/turns_max"] == 2
+    assert 1 <= row["rollout/sessions_peak"] <= 16
+    assert row["rollout/engine_tokens_per_s"] > 0 and 0 < row["rollout/engine_busy_share"] <= 1
+    for part in ("generation_s", "env_s", "duration_s", "turn_tokens", "turn_generation_s", "turn_env_s"):
+        mean, p95, most = (row[f"rollout/{part}_{kind}"] for kind in ("mean", "p95", "max"))
+        assert 0 < mean <= most and p95 <= most
     for key in ("gen", "update", "sync", "save", "step", "old_log_prob"):
         assert row[f"timing_s/{key}"] > 0
     assert row["advantages/min"] < 0 < row["advantages/max"]
