@@ -90,9 +90,29 @@ class ModelConfig:
     """Recompute activations in the backward pass: less memory, about a third more compute."""
     dtype: str = "auto"
     """Parameters' type: ``float32``, ``bfloat16``, or ``auto``: float32, with bfloat16 compute on CUDA."""
+    external_lib: str | None = None
+    """A Python module that is imported first and registers its own architectures with transformers."""
+    freeze: list[str] = field(default_factory=list)
+    """Weights that are not trained, by name; ``*`` stands for anything: ``[model.embed_tokens.*]``."""
+    lora_rank: int = 0
+    """Rank of a low-rank adapter that is trained instead of the model; 0 trains the model itself."""
+    lora_alpha: float = 16.0
+    """The adapter counts ``lora_alpha / lora_rank`` times."""
+    target_modules: Any = "all-linear"
+    """Layers that get an adapter: ``all-linear``, one regular expression, or a list of their last names."""
 
     def __post_init__(self) -> None:
         _one_of("model.dtype", self.dtype, ("auto", "float32", "bfloat16"))
+        _at_least("model.lora_rank", self.lora_rank, 0)
+        _above("model.lora_alpha", self.lora_alpha, 0)
+        targets = self.target_modules
+        if not targets or not (isinstance(targets, str) or all(isinstance(name, str) for name in targets)):
+            raise ConfigError(f"model.target_modules={targets!r}: must be a string or a list of strings")
+        if self.lora_rank > 0 and self.freeze:
+            raise ConfigError(
+                f"model.freeze={list(self.freeze)!r} with model.lora_rank={self.lora_rank}: must be empty, since an "
+                "adapter freezes all of the model; name fewer layers in model.target_modules"
+            )
 
     def absolute(self) -> ModelConfig:
         """The same for processes that run in another folder; a hub name stays as it is."""
@@ -107,17 +127,41 @@ class OptimConfig:
     lr_warmup_steps: int = 0
     """Optimizer steps (updates) of linear warm-up."""
     lr_schedule: str = "constant"
-    """After the warm-up: ``constant`` or ``cosine`` (reaches 0 after the last update)."""
+    """After the warm-up: ``constant`` or ``cosine`` (reaches ``min_lr_ratio`` after the last update of the plan)."""
+    min_lr_ratio: float = 0.0
+    """Share of ``lr`` that ``cosine`` ends at."""
     weight_decay: float = 0.01
     betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
+    max_skipped_updates: int = 5
+    """An update whose loss or gradient is not finite is skipped; so many in a row end the run."""
 
     def __post_init__(self) -> None:
         _at_least("optim.lr", self.lr, 0)
+        _at_least("optim.max_skipped_updates", self.max_skipped_updates, 1)
+        if not 0 <= self.min_lr_ratio <= 1:
+            raise ConfigError(f"optim.min_lr_ratio={self.min_lr_ratio!r}: must be in [0, 1]")
         _at_least("optim.lr_warmup_steps", self.lr_warmup_steps, 0)
         _at_least("optim.weight_decay", self.weight_decay, 0)
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise ConfigError(f"optim.betas={self.betas!r}: must be two numbers in [0, 1)")
         _one_of("optim.lr_schedule", self.lr_schedule, ("constant", "cosine"))
+
+
+@dataclass
+class FSDPConfig:
+    """Where a sharded model waits while others use the device; no effect on results, and none on a CPU."""
+
+    param_offload: bool = False
+    """Keep parameters in host memory between the calls that need them."""
+    optimizer_offload: bool = False
+    """Keep the optimizer's state in host memory between updates."""
+
+
+@dataclass
+class RefFSDPConfig:
+    """As `FSDPConfig`, for a model without optimizer."""
+
+    param_offload: bool = False
 
 
 # ------------------------------------------------------------------------------------------------------------------ PPO
@@ -184,9 +228,14 @@ class ActorConfig:
     loss_agg_mode: str = "token-mean"
     loss_norm_constant: float | None = None
     """Divisor of a trajectory's token sum in ``seq-mean-token-sum-norm``; None means ``data.max_response_length``."""
+    ulysses_sequence_parallel_size: int = 1
+    """Workers that share each packed micro-batch, in actor and reference: its token budget and the memory for one long
+    trajectory grow so many times. No effect on the result."""
+    fsdp_config: FSDPConfig = field(default_factory=FSDPConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
 
     def __post_init__(self) -> None:
+        _at_least("actor.ulysses_sequence_parallel_size", self.ulysses_sequence_parallel_size, 1)
         _at_least("actor.ppo_mini_batch_size", self.ppo_mini_batch_size, 1)
         _at_least("actor.ppo_epochs", self.ppo_epochs, 1)
         _at_least("actor.ppo_max_token_len_per_gpu", self.ppo_max_token_len_per_gpu, 1)
@@ -213,10 +262,11 @@ class ActorConfig:
 
 @dataclass
 class RefConfig:
-    """The frozen reference model; it is loaded only when a KL term needs it."""
+    """The frozen reference model; loaded only when a KL term needs it, and with LoRA it is the actor's own base."""
 
     log_prob_max_token_len_per_gpu: int = 32768
     """Token budget of one packed forward pass."""
+    fsdp_config: RefFSDPConfig = field(default_factory=RefFSDPConfig)
 
     def __post_init__(self) -> None:
         _at_least("ref.log_prob_max_token_len_per_gpu", self.log_prob_max_token_len_per_gpu, 1)
@@ -301,6 +351,65 @@ class ActorRolloutRefConfig:
     actor: ActorConfig = field(default_factory=ActorConfig)
     ref: RefConfig = field(default_factory=RefConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
+
+
+@dataclass
+class CriticModelConfig:
+    """The critic's backbone; whatever is not named here is as in ``actor_rollout_ref.model``."""
+
+    path: str | None = None
+    """Folder (or hub name) of a Hugging Face causal language model; None means ``actor_rollout_ref.model.path``."""
+    enable_gradient_checkpointing: bool | None = None
+    """None means as the policy."""
+
+    def resolved(self, policy: ModelConfig) -> ModelConfig:
+        """The whole model config of the critic of this policy. A critic is trained whole, without adapters."""
+        return replace(
+            policy,
+            path=policy.path if self.path is None else self.path,
+            enable_gradient_checkpointing=(
+                policy.enable_gradient_checkpointing
+                if self.enable_gradient_checkpointing is None
+                else self.enable_gradient_checkpointing
+            ),
+            lora_rank=0,
+            freeze=[],
+        )
+
+
+@dataclass
+class CriticConfig:
+    """The model of values that ``algorithm.adv_estimator=gae`` needs, and how it is trained."""
+
+    enable: bool | None = None
+    """Train a critic; None means where ``gae`` needs it. An estimator of your own may want ``values_T`` too."""
+    model: CriticModelConfig = field(default_factory=CriticModelConfig)
+    optim: OptimConfig = field(default_factory=lambda: OptimConfig(lr=1e-5))
+    fsdp_config: FSDPConfig = field(default_factory=FSDPConfig)
+    ppo_mini_batch_size: int | None = None
+    """Items (groups) per optimizer step; None means as ``actor_rollout_ref.actor.ppo_mini_batch_size``."""
+    ppo_micro_batch_size_per_gpu: int | None = None
+    """Trajectories per forward/backward pass on one device; None packs by ``ppo_max_token_len_per_gpu``."""
+    ppo_max_token_len_per_gpu: int = 32768
+    """Token budget of one packed micro-batch; a single longer trajectory goes alone."""
+    ppo_epochs: int | None = None
+    """Passes over each step's trajectories; None means as ``actor_rollout_ref.actor.ppo_epochs``."""
+    shuffle: bool | None = None
+    """Shuffle trajectories into mini-batches; None means as ``actor_rollout_ref.actor.shuffle``."""
+    grad_clip: float = 1.0
+    """Largest gradient norm; 0 turns clipping off."""
+    cliprange_value: float | None = 0.5
+    """How far a step may move a value from where it was, as far as the loss sees; None does not clip."""
+    loss_agg_mode: str = "token-mean"
+
+    def __post_init__(self) -> None:
+        for name in ("ppo_mini_batch_size", "ppo_micro_batch_size_per_gpu", "ppo_max_token_len_per_gpu", "ppo_epochs"):
+            if getattr(self, name) is not None:
+                _at_least(f"critic.{name}", getattr(self, name), 1)
+        _at_least("critic.grad_clip", self.grad_clip, 0)
+        if self.cliprange_value is not None:
+            _above("critic.cliprange_value", self.cliprange_value, 0)
+        _one_of("critic.loss_agg_mode", self.loss_agg_mode, LOSS_AGG_MODES)
 
 
 @dataclass
@@ -434,7 +543,7 @@ class AlgorithmConfig:
         _above("algorithm.rollout_is_threshold", self.rollout_is_threshold, 0)
 
 
-LOGGERS = ("console", "jsonl", "tensorboard", "wandb")
+LOGGERS = ("console", "jsonl", "tensorboard", "wandb", "mlflow")
 
 
 def _check_workers(trainer: TrainerConfig | GenerationTrainerConfig | SFTTrainerConfig) -> None:
@@ -492,7 +601,7 @@ class TrainerConfig:
     project_name: str = "agentgym-rl"
     experiment_name: str = "default"
     logger: list[str] = field(default_factory=lambda: ["console", "jsonl", "tensorboard"])
-    """Where metrics go: any of ``console``, ``jsonl``, ``tensorboard``, ``wandb``."""
+    """Where metrics go: any of ``console``, ``jsonl``, ``tensorboard``, ``wandb``, ``mlflow``."""
     nnodes: int = 1
     n_gpus_per_node: int = 1
     """Workers per node: one per GPU, or one per process on a CPU."""
@@ -517,6 +626,8 @@ class TrainerConfig:
     """Write checkpoints while training goes on, from a copy in host memory as large as they are; False waits."""
     peak_tflops_per_device: float | None = None
     """Dense 16-bit peak of one device, for the model FLOPs utilisation; None takes it by the GPU's name, if known."""
+    critic_warmup: int = 0
+    """So many steps at the start train the critic alone."""
     seed: int = 0
     num_threads: int | None = None
     """Threads of torch per worker; None shares the machine's cores out among its workers."""
@@ -524,6 +635,12 @@ class TrainerConfig:
     def __post_init__(self) -> None:
         _check_workers(self)
         _check_length(self)
+        _at_least("trainer.critic_warmup", self.critic_warmup, 0)
+        if self.total_training_steps is not None and self.critic_warmup >= self.total_training_steps:
+            raise ConfigError(
+                f"trainer.critic_warmup={self.critic_warmup} must be below trainer.total_training_steps="
+                f"{self.total_training_steps}: no step would train the policy"
+            )
         _one_of("trainer.resume_mode", self.resume_mode, ("auto", "disable", "resume_path"))
         for name in ("save_freq", "test_freq"):
             value = getattr(self, name)
@@ -565,6 +682,7 @@ class PPOConfig:
 
     data: DataConfig = field(default_factory=DataConfig)
     actor_rollout_ref: ActorRolloutRefConfig = field(default_factory=ActorRolloutRefConfig)
+    critic: CriticConfig = field(default_factory=CriticConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     ray_init: RayInitConfig = field(default_factory=RayInitConfig)
@@ -585,11 +703,19 @@ class PPOConfig:
                 f"actor_rollout_ref.rollout.top_p={rollout.top_p}, top_k={rollout.top_k}: training samples from the "
                 "full distribution (top_p=1, top_k=-1); a cut would make the trained log-probabilities wrong"
             )
+        if self.trainer.world_size % actor.ulysses_sequence_parallel_size:
+            raise ConfigError(
+                f"actor_rollout_ref.actor.ulysses_sequence_parallel_size={actor.ulysses_sequence_parallel_size} must "
+                f"divide the number of workers, trainer.nnodes={self.trainer.nnodes} x trainer.n_gpus_per_node="
+                f"{self.trainer.n_gpus_per_node} = {self.trainer.world_size}"
+            )
         if self.data.train_batch_size % actor.ppo_mini_batch_size:
             raise ConfigError(
                 f"actor_rollout_ref.actor.ppo_mini_batch_size={actor.ppo_mini_batch_size} must divide "
                 f"data.train_batch_size={self.data.train_batch_size}"
             )
+        self._check_algorithm()
+        self._check_critic()
         _check_enough_for_workers(
             "data.train_batch_size", self.data.train_batch_size, "actor_rollout_ref.rollout.n", rollout.n, self.trainer
         )
@@ -600,6 +726,44 @@ class PPOConfig:
             rollout.n,
             self.trainer,
         )
+
+    def _check_algorithm(self) -> None:
+        rollout, actor, algorithm = self.actor_rollout_ref.rollout, self.actor_rollout_ref.actor, self.algorithm
+        if algorithm.filter_groups.enable and rollout.n < 2:
+            raise ConfigError(
+                f"actor_rollout_ref.rollout.n={rollout.n} with algorithm.filter_groups.enable=True: a group needs "
+                "n >= 2 to have a signal"
+            )
+        if algorithm.kl_ctrl.type == "adaptive" and actor.use_kl_loss:
+            raise ConfigError(
+                "algorithm.kl_ctrl.type='adaptive' with actor_rollout_ref.actor.use_kl_loss=True: must be fixed, since "
+                "the KL is then in the loss, under actor_rollout_ref.actor.kl_loss_coef"
+            )
+
+    def _check_critic(self) -> None:
+        if self.critic.enable is False and self.algorithm.adv_estimator == "gae":
+            raise ConfigError("critic.enable=False with algorithm.adv_estimator=gae: must be True or null")
+        if not self.needs_critic:
+            if self.trainer.critic_warmup:
+                raise ConfigError(
+                    f"trainer.critic_warmup={self.trainer.critic_warmup} with algorithm.adv_estimator="
+                    f"{self.algorithm.adv_estimator}: must be 0, since there is no critic; gae has one"
+                )
+            return
+        size = self.critic.ppo_mini_batch_size
+        if size is None:
+            return
+        if self.data.train_batch_size % size:
+            raise ConfigError(
+                f"critic.ppo_mini_batch_size={size} must divide data.train_batch_size={self.data.train_batch_size}"
+            )
+        n = self.actor_rollout_ref.rollout.n
+        _check_enough_for_workers("critic.ppo_mini_batch_size", size, "actor_rollout_ref.rollout.n", n, self.trainer)
+
+    @property
+    def needs_critic(self) -> bool:
+        """True when values are computed and learned."""
+        return self.algorithm.adv_estimator == "gae" if self.critic.enable is None else self.critic.enable
 
     @property
     def reward_kl_coef(self) -> float:

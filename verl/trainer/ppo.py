@@ -297,8 +297,15 @@ def run_ppo(config: PPOConfig, *, train_items: Sequence[Item], val_items: Sequen
     if resume_from and checkpoint.step_of(resume_from) >= plan.total_steps:
         print(f"nothing to do: {resume_from} has all {plan.total_steps} steps behind it", flush=True)
         return
+    tracker = make_tracker(
+        config.trainer,
+        root,
+        config=dataclasses.asdict(config),
+        console_columns=CONSOLE_COLUMNS,
+        resumed_after=checkpoint.step_of(resume_from) if resume_from else 0,
+    )
     with (
-        _open_tracker(config, root, checkpoint.step_of(resume_from) if resume_from else 0) as tracker,
+        tracker,
         start_workers(_worker_spec(config, plan, device), config.trainer, config.ray_init) as workers,
     ):
         PPOTrainer(
@@ -342,19 +349,6 @@ def _worker_spec(config: PPOConfig, plan: PPOPlan, device: str) -> WorkerSpec:
     )
     threads = resolve_threads(config.trainer)
     return WorkerSpec("verl.workers.hybrid:HybridWorker", (rollout, training), num_threads=threads, device=device)
-
-
-def _open_tracker(config: PPOConfig, root: Path, resumed_after: int) -> Tracker:
-    trainer = config.trainer
-    return make_tracker(
-        trainer.logger,
-        root,
-        project=trainer.project_name,
-        experiment=trainer.experiment_name,
-        config=dataclasses.asdict(config),
-        console_columns=CONSOLE_COLUMNS,
-        resumed_after=resumed_after,
-    )
 
 
 def _sampling(config: RolloutConfig | EvalSamplingConfig, max_tokens: int) -> SamplingParams:

@@ -135,7 +135,14 @@ def run_sft(config: SFTConfig) -> None:
     spec = WorkerSpec(
         "verl.workers.sft_worker:SFTWorker", (setup,), num_threads=resolve_threads(config.trainer), device=device
     )
-    with _open_tracker(config, folder) as tracker, start_workers(spec, config.trainer, config.ray_init) as workers:
+    tracker = make_tracker(
+        config.trainer,
+        folder,
+        config=dataclasses.asdict(config),
+        console_columns=CONSOLE_COLUMNS,
+        console_every=config.trainer.log_freq,
+    )
+    with tracker, start_workers(spec, config.trainer, config.ray_init) as workers:
         trainer = SFTTrainer(config, order, steps=steps, workers=workers, tracker=tracker)
         steps_made = trainer.fit()
         trainer.export(folder / HUGGINGFACE_FOLDER)
@@ -152,17 +159,4 @@ def _describe(
         f"plan: {len(examples)} conversations with {num_tokens} tokens, {num_trained} of them trained on\n"
         f"      {steps} steps of {config.data.train_batch_size}, {order.batches_per_epoch} an epoch{limit}\n"
         f"      {describe_machine(config.trainer, device)}"
-    )
-
-
-def _open_tracker(config: SFTConfig, folder: Path) -> Tracker:
-    trainer = config.trainer
-    return make_tracker(
-        trainer.logger,
-        folder,
-        project=trainer.project_name,
-        experiment=trainer.experiment_name,
-        config=dataclasses.asdict(config),
-        console_columns=CONSOLE_COLUMNS,
-        console_every=trainer.log_freq,
     )

@@ -1,4 +1,7 @@
-"""Where metrics go: a readable line per step, ``metrics.jsonl``, TensorBoard, Weights & Biases."""
+"""Where metrics go: a readable line per step, ``metrics.jsonl``, TensorBoard, Weights & Biases, MLflow.
+
+A sink that fails in the middle of a run does not end it: the failure is counted and said, the other sinks go on.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,20 @@ import json
 import math
 import os
 import sys
+import time
+import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Protocol, Self
 
 from agentgym_rl.errors import ConfigError
+from verl.utils.checkpoint import write_atomically
+
+_PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
+"""What a logger needs beyond the project itself."""
+
+_MAX_FAILURES_IN_A_ROW = 3
 
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
@@ -23,6 +34,10 @@ Metrics = Mapping[str, float]
 class Sink(ABC):
     """One place that metrics go to."""
 
+    name: ClassVar[str]
+    failures: tuple[type[Exception], ...] = (OSError,)
+    """What its surroundings can do to it: disk, network, the service's client."""
+
     @abstractmethod
     def write(self, step: int, metrics: Metrics) -> None:
         """Take the metrics of one step."""
@@ -32,18 +47,42 @@ class Sink(ABC):
 
 
 class Tracker:
-    """Writes each step's metrics to all sinks. A context manager."""
+    """Writes each step's metrics to all sinks. A context manager.
+
+    A failing sink loses the step, says so the first time, and is left out for good after three failures in a row, since
+    each may cost its client's whole time-out. ``tracking/failures`` counts them once there are any.
+    """
 
     def __init__(self, sinks: Sequence[Sink]) -> None:
-        self._sinks = tuple(sinks)
+        self._sinks = list(sinks)
+        self._in_a_row = dict.fromkeys((sink.name for sink in sinks), 0)
+        self.num_failures = 0
 
     def log(self, step: int, metrics: Metrics) -> None:
-        for sink in self._sinks:
-            sink.write(step, metrics)
+        for sink in tuple(self._sinks):
+            counted = {"tracking/failures": float(self.num_failures)} if self.num_failures else {}
+            try:
+                sink.write(step, {**metrics, **counted})
+            except sink.failures as error:
+                self._count(sink, step, error)
+            else:
+                self._in_a_row[sink.name] = 0
+
+    def _count(self, sink: Sink, step: int, error: Exception) -> None:
+        self.num_failures += 1
+        self._in_a_row[sink.name] += 1
+        if self._in_a_row[sink.name] == 1:
+            print(f"warning: {sink.name} lost the metrics of step {step}: {_in_a_line(error)}", file=sys.stderr)
+        if self._in_a_row[sink.name] == _MAX_FAILURES_IN_A_ROW:
+            print(f"warning: {sink.name} failed {_MAX_FAILURES_IN_A_ROW} times in a row: left out", file=sys.stderr)
+            self._sinks.remove(sink)
 
     def close(self) -> None:
         for sink in self._sinks:
-            sink.close()
+            try:
+                sink.close()
+            except sink.failures as error:
+                print(f"warning: {sink.name} may lack its last metrics: {_in_a_line(error)}", file=sys.stderr)
 
     def __enter__(self) -> Self:
         return self
@@ -54,9 +93,8 @@ class Tracker:
 
 def check_loggers(names: Sequence[str]) -> None:
     """Raise `ConfigError` for a logger whose package is not installed."""
-    packages = {"tensorboard": "tensorboard", "wandb": "wandb"}
     for name in names:
-        package = packages.get(name)
+        package = _PACKAGES.get(name)
         if package is not None and importlib.util.find_spec(package) is None:
             raise ConfigError(
                 f"trainer.logger={list(names)}: {name} needs the package {package}, which is not installed; "
@@ -64,12 +102,18 @@ def check_loggers(names: Sequence[str]) -> None:
             )
 
 
+class TrackedRun(Protocol):
+    """The keys of a ``trainer`` branch that tracking reads."""
+
+    logger: list[str]
+    project_name: str
+    experiment_name: str
+
+
 def make_tracker(
-    names: Sequence[str],
+    run: TrackedRun,
     folder: Path,
     *,
-    project: str,
-    experiment: str,
     config: Mapping[str, Any],
     console_columns: Mapping[str, str],
     console_every: int = 1,
@@ -77,25 +121,35 @@ def make_tracker(
 ) -> Tracker:
     """A tracker for ``trainer.logger``; files go to ``folder``, the console gets every ``console_every``-th step.
 
-    A run that goes on after step ``resumed_after`` continues the files; what they hold of later steps, logged by a run
-    that died before its next checkpoint, is dropped.
+    A run that goes on after step ``resumed_after`` continues files and the services' runs; what files hold of later
+    steps, logged by a run that died before its next checkpoint, is dropped. Services keep such steps, given once.
+    Raises `ConfigError` when a logger's package is not installed or its service cannot be reached.
     """
-    check_loggers(names)
+    check_loggers(run.logger)
     folder.mkdir(parents=True, exist_ok=True)
-    sinks: list[Sink] = []
-    if "console" in names:
-        sinks.append(ConsoleSink(console_columns, every=console_every))
-    if "jsonl" in names:
-        sinks.append(JsonlSink(folder / METRICS_FILE, resumed_after=resumed_after))
-    if "tensorboard" in names:
-        sinks.append(TensorBoardSink(folder / TENSORBOARD_FOLDER, resumed_after=resumed_after))
-    if "wandb" in names:
-        sinks.append(WandbSink(folder, project=project, experiment=experiment, config=config))
-    return Tracker(sinks)
+
+    def make(name: str) -> Sink:
+        match name:
+            case "console":
+                return ConsoleSink(console_columns, every=console_every)
+            case "jsonl":
+                return JsonlSink(folder / METRICS_FILE, resumed_after=resumed_after)
+            case "tensorboard":
+                return TensorBoardSink(folder / TENSORBOARD_FOLDER, resumed_after=resumed_after)
+            case "wandb":
+                return WandbSink(folder, run, config=config, resumed_after=resumed_after)
+            case "mlflow":
+                return MlflowSink(folder, run, config=config, resumed_after=resumed_after)
+            case _:
+                raise ConfigError(f"trainer.logger={run.logger}: {name!r} is not known")
+
+    return Tracker([make(name) for name in dict.fromkeys(run.logger)])
 
 
 class ConsoleSink(Sink):
     """One line per step with the metrics that tell how the run goes."""
+
+    name = "console"
 
     def __init__(self, columns: Mapping[str, str], *, every: int = 1) -> None:
         """``columns`` gives label and metric of what is shown, where a step has it; only every so many steps are."""
@@ -111,14 +165,23 @@ class ConsoleSink(Sink):
 class JsonlSink(Sink):
     """One JSON object per line: ``step`` and every metric; numbers that are not finite become null."""
 
+    name = "jsonl"
+
     def __init__(self, path: Path, *, resumed_after: int = 0) -> None:
         _drop_later_steps(path, resumed_after)
-        self._file = path.open("a", encoding="utf-8")
+        self._file = path.open("ab", buffering=0)
 
     def write(self, step: int, metrics: Metrics) -> None:
         finite = {key: value if math.isfinite(value) else None for key, value in metrics.items()}
-        self._file.write(json.dumps({"step": step, **finite}) + "\n")
-        self._file.flush()
+        line = (json.dumps({"step": step, **finite}) + "\n").encode()
+        end = os.fstat(self._file.fileno()).st_size
+        try:
+            while line:
+                line = line[self._file.write(line) :]
+        except OSError:
+            # Half a row would make the next one unreadable; giving room back works on a full disk.
+            self._file.truncate(end)
+            raise
 
     def close(self) -> None:
         self._file.close()
@@ -126,6 +189,8 @@ class JsonlSink(Sink):
 
 class TensorBoardSink(Sink):
     """Event files for TensorBoard."""
+
+    name = "tensorboard"
 
     def __init__(self, folder: Path, *, resumed_after: int = 0) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -142,19 +207,121 @@ class TensorBoardSink(Sink):
         self._writer.close()
 
 
+class _ServiceRun:
+    """Which run of a service this one is, in a file: a resumed run goes on with it and logs no step a second time."""
+
+    def __init__(self, path: Path, *, resumed_after: int) -> None:
+        known = json.loads(path.read_text()) if resumed_after and path.exists() else {}
+        self._path = path
+        self.id: str | None = known.get("run_id")
+        self._last_step: int = known.get("last_step", -1)
+
+    def is_new(self, step: int) -> bool:
+        return step > self._last_step
+
+    def record(self, run_id: str, *, last_step: int | None = None) -> None:
+        self.id = run_id
+        self._last_step = self._last_step if last_step is None else last_step
+        write_atomically(self._path, json.dumps({"run_id": self.id, "last_step": self._last_step}))
+
+
 class WandbSink(Sink):
     """Weights & Biases, through its own client."""
 
-    def __init__(self, folder: Path, *, project: str, experiment: str, config: Mapping[str, Any]) -> None:
+    name = "wandb"
+
+    def __init__(self, folder: Path, run: TrackedRun, *, config: Mapping[str, Any], resumed_after: int = 0) -> None:
         import wandb
 
-        self._run = wandb.init(project=project, name=experiment, dir=str(folder), config=dict(config))
+        self.failures = (OSError, wandb.errors.Error)
+        self._known = _ServiceRun(folder / "wandb_run.json", resumed_after=resumed_after)
+        run_id = self._known.id or uuid.uuid4().hex
+        try:
+            self._run = wandb.init(
+                project=run.project_name,
+                name=run.experiment_name,
+                dir=str(folder),
+                config=dict(config),
+                id=run_id,
+                resume="allow",
+            )
+        except self.failures as error:
+            raise _cannot_start(run, self.name, error) from error
+        self._known.record(run_id)
 
     def write(self, step: int, metrics: Metrics) -> None:
-        self._run.log(dict(metrics), step=step)
+        if self._known.is_new(step):
+            self._run.log(dict(metrics), step=step)
+            self._known.record(self._run.id, last_step=step)
 
     def close(self) -> None:
         self._run.finish()
+
+
+class MlflowSink(Sink):
+    """MLflow: the server of ``MLFLOW_TRACKING_URI``, or a database ``mlflow.db`` in the run's folder."""
+
+    name = "mlflow"
+
+    def __init__(self, folder: Path, run: TrackedRun, *, config: Mapping[str, Any], resumed_after: int = 0) -> None:
+        from mlflow import MlflowClient
+        from mlflow.exceptions import MlflowException
+
+        self.failures = (OSError, MlflowException)
+        self._known = _ServiceRun(folder / "mlflow_run.json", resumed_after=resumed_after)
+        try:
+            self._client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{folder / 'mlflow.db'}")
+            self._run_id = self._resume(self._known.id) if self._known.id else self._create(run, config)
+        except self.failures as error:
+            raise _cannot_start(run, self.name, error) from error
+        self._known.record(self._run_id)
+
+    def _resume(self, run_id: str) -> str:
+        self._client.update_run(run_id, status="RUNNING")
+        return run_id
+
+    def _create(self, run: TrackedRun, config: Mapping[str, Any]) -> str:
+        from mlflow.entities import Param
+
+        known = self._client.get_experiment_by_name(run.project_name)
+        experiment_id = known.experiment_id if known else self._client.create_experiment(run.project_name)
+        run_id: str = self._client.create_run(experiment_id, run_name=run.experiment_name).info.run_id
+        params = [Param(key, str(value)) for key, value in _flatten(config)]
+        for start in range(0, len(params), _MLFLOW_BATCH):
+            self._client.log_batch(run_id, params=params[start : start + _MLFLOW_BATCH])
+        return run_id
+
+    def write(self, step: int, metrics: Metrics) -> None:
+        from mlflow.entities import Metric
+
+        if self._known.is_new(step):
+            now_ms = int(time.time() * 1000)
+            rows = [Metric(key, value, now_ms, step) for key, value in metrics.items()]
+            self._client.log_batch(self._run_id, metrics=rows)
+            self._known.record(self._run_id, last_step=step)
+
+    def close(self) -> None:
+        self._client.set_terminated(self._run_id)
+
+
+# The most parameters that MLflow takes in one call.
+_MLFLOW_BATCH = 100
+
+
+def _flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _cannot_start(run: TrackedRun, name: str, error: Exception) -> ConfigError:
+    return ConfigError(f"trainer.logger={run.logger}: {name} cannot start: {_in_a_line(error)}")
+
+
+def _in_a_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
