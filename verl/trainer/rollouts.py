@@ -15,8 +15,12 @@ from verl.utils.seeding import derive_seed
 from verl.workers.setup import RolloutOrder, RolloutShare
 
 
-def make_requests(items: Sequence[Item], *, n: int, purpose: str, seed: int) -> list[RolloutRequest]:
+def make_requests(
+    items: Sequence[Item], *, n: int, purpose: str, seed: int, with_greedy: bool = False
+) -> list[RolloutRequest]:
     """``n`` requests per item, item by item; ``purpose`` (such as ``step7``) tells groups of different steps apart.
+
+    ``with_greedy`` adds one more to each item, that plays without chance.
 
     Sampling seeds follow from what is sampled and not from where or when: any number of workers draws the same, and so
     does a resumed run.
@@ -27,9 +31,10 @@ def make_requests(items: Sequence[Item], *, n: int, purpose: str, seed: int) -> 
             uid=f"{purpose}/{item.item_id}",
             sample_index=sample,
             seed=derive_seed("sample", seed, purpose, item.item_id, sample),
+            greedy=sample == n,
         )
         for item in items
-        for sample in range(n)
+        for sample in range(n + with_greedy)
     ]
 
 
@@ -94,8 +99,8 @@ def generate(workers: WorkerGroup, requests: Sequence[RolloutRequest], order: Ro
 
 
 def _joined(shares: Sequence[RolloutShare], order: RolloutOrder, num_requests: int) -> list[Trajectory]:
+    taken = [share.indices for share in shares]
+    if (num_taken := sum(map(len, taken))) != num_requests:
+        raise RuntimeError(f"the workers took up {num_taken} of {num_requests} requests")
     joined = [trajectory for share in shares for trajectory in share.trajectories]
-    places = restore_order([share.indices for share in shares])
-    if len(places) != num_requests:
-        raise RuntimeError(f"the workers took up {len(places)} of {num_requests} requests")
-    return joined if order.only_faults else [joined[place] for place in places]
+    return joined if order.only_faults else [joined[place] for place in restore_order(taken)]
