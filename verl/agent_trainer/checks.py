@@ -16,7 +16,9 @@ from agentgym_rl.envs.registry import get_spec
 from agentgym_rl.errors import ConfigError, EnvUnreachable
 from agentgym_rl.types import Item
 from verl.config import AgentGymConfig, GenerationConfig, ModelConfig, PPOConfig, SFTConfig
+from verl.utils.devices import resolve_device
 from verl.utils.tracking import check_loggers
+from verl.workers.rollout.selection import engine_name
 
 _SECONDS_PER_TRY = 0.2
 _HUB_WAIT_S = 4.0
@@ -44,6 +46,7 @@ def check_ppo_inputs(config: PPOConfig) -> RunItems:
     if config.trainer.val_before_train and not items.val:
         raise ConfigError("trainer.val_before_train=True: validation needs data.val_file")
     report_overlap(items.train, items.val)
+    engine_name(branch.rollout, resolve_device(config.trainer.device))
     check_model_path(branch.model)
     check_output_folder("trainer.default_local_dir", config.trainer.default_local_dir)
     if branch.rollout.rollout_log_dir is not None:
@@ -58,6 +61,7 @@ def check_generation_inputs(config: GenerationConfig) -> tuple[Item, ...]:
     items = tuple(load_items(config.data.path, config.agentgym.task_name))
     if config.rollout.rollout_log_dir is None:
         raise ConfigError("rollout.rollout_log_dir=null: an evaluation needs a folder for its results")
+    engine_name(config.rollout, resolve_device(config.trainer.device))
     check_model_path(config.model)
     check_output_folder("rollout.rollout_log_dir", config.rollout.rollout_log_dir)
     check_environment(config.agentgym)

@@ -5,12 +5,17 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
+from agentgym_rl.errors import EngineError
 from agentgym_rl.types import Generation, SamplingParams
+
+if TYPE_CHECKING:  # The driver reads records of this module, and transformers takes seconds to import.
+    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +41,14 @@ class WeightUpdateTimes:
     """Bringing them to where the engine computes."""
     load_s: float
     """The engine's own work: from tensors under Hugging Face names to its parameters."""
+
+
+def check_request(prompt_ids: Sequence[int], sampling: SamplingParams, trajectory_id: str) -> None:
+    """Raise `EngineError` for a turn that has nothing to go on from, or that may sample nothing."""
+    if not len(prompt_ids) or sampling.max_tokens < 1:
+        raise EngineError(
+            f"{trajectory_id}: {len(prompt_ids)} prompt tokens and max_tokens={sampling.max_tokens}: need 1 or more"
+        )
 
 
 class Engine(ABC):
@@ -124,3 +137,31 @@ class TimedWeights:
             return next(self._weights)
         finally:
             self.seconds += time.perf_counter() - start
+
+
+class ExpectedWeights:
+    """The weights that a model takes, by name and shape."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        """``model`` may be on the ``meta`` device."""
+        self.shapes: Mapping[str, torch.Size] = {
+            name: tensor.shape
+            for tensors in (model.named_parameters(remove_duplicate=False), model.named_buffers())
+            for name, tensor in tensors
+        }
+        self._required = frozenset(model.state_dict()) - frozenset(model._tied_weights_keys or ())
+
+    def check(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Pass weights on; raise `EngineError` for one that does not fit and, at the end, for those that lack."""
+        missing = set(self._required)
+        for name, tensor in weights:
+            shape = self.shapes.get(name)
+            if shape != tensor.shape:
+                have = f"shape {tuple(shape)}" if shape is not None else "no such parameter"
+                raise EngineError(
+                    f"weight {name!r} of shape {tuple(tensor.shape)} does not fit the engine's model: {have}"
+                )
+            missing.discard(name)
+            yield name, tensor
+        if missing:
+            raise EngineError(f"the new weights lack {len(missing)} of the engine's parameters, first {min(missing)!r}")

@@ -21,7 +21,15 @@ from transformers import PreTrainedModel
 
 from agentgym_rl.errors import ConfigError, EngineError
 from agentgym_rl.types import FinishReason, Generation, SamplingParams
-from verl.workers.rollout.engine import Engine, EngineUsage, TimedWeights, UsageMeter, WeightUpdateTimes
+from verl.workers.rollout.engine import (
+    Engine,
+    EngineUsage,
+    ExpectedWeights,
+    TimedWeights,
+    UsageMeter,
+    WeightUpdateTimes,
+    check_request,
+)
 from verl.workers.rollout.sampling import sample_tokens
 from verl.workers.rollout.slot_cache import ATTENTION_NAME, SlotBatch, SlotCache
 from verl.workers.rollout.slot_table import SlotTable
@@ -88,10 +96,7 @@ class HFEngine(Engine):
         self._thread.start()
 
     async def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams, *, trajectory_id: str) -> Generation:
-        if not len(prompt_ids) or sampling.max_tokens < 1:
-            raise EngineError(
-                f"{trajectory_id}: {len(prompt_ids)} prompt tokens and max_tokens={sampling.max_tokens}: need 1 or more"
-            )
+        check_request(prompt_ids, sampling, trajectory_id)
         loop = asyncio.get_running_loop()
         prompt, future = np.asarray(prompt_ids, dtype=np.int64), loop.create_future()
         with self._inbox:
@@ -310,12 +315,5 @@ def _require_full_attention(model: PreTrainedModel) -> None:
 
 def _copy_weights(model: PreTrainedModel, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
     own = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers())
-    missing = set(model.state_dict()) - set(model._tied_weights_keys or ())
-    for name, tensor in weights:
-        if name not in own or own[name].shape != tensor.shape:
-            have = f"shape {tuple(own[name].shape)}" if name in own else "no such parameter"
-            raise EngineError(f"weight {name!r} of shape {tuple(tensor.shape)} does not fit the engine's model: {have}")
+    for name, tensor in ExpectedWeights(model).check(weights):
         own[name].copy_(tensor)
-        missing.discard(name)
-    if missing:
-        raise EngineError(f"the new weights lack {len(missing)} of the engine's parameters, first {min(missing)!r}")

@@ -17,7 +17,7 @@ from agentgym_rl.rollout.collector import RolloutRequest, RolloutSettings, check
 from agentgym_rl.rollout.log import TrajectoryLog
 from agentgym_rl.rollout.sessions import SessionUsage
 from agentgym_rl.types import Trajectory
-from verl.models.loading import compute_dtype, load_policy
+from verl.models.loading import compute_dtype, load_policy, load_tokenizer
 from verl.single_controller.base import Interrupted, WorkerContext
 from verl.utils.distributed import destroy_process_group
 from verl.utils.seeding import derive_seed
@@ -25,6 +25,7 @@ from verl.workers.peers import join_peers
 from verl.workers.rollout.engine import Engine
 from verl.workers.rollout.hand_out import HandOut
 from verl.workers.rollout.hf_engine import HFEngine
+from verl.workers.rollout.selection import VLLM, engine_name, prepare_vllm
 from verl.workers.setup import RolloutOrder, RolloutSetup, RolloutShare
 
 ResultT = TypeVar("ResultT")
@@ -41,16 +42,32 @@ class RolloutWorker:
         self._setup = setup
         self._device = join_peers(context)
         self._engine, self._chat = self._make_engine()
+        self._engine.sleep()  # Its memory is free for what else the worker is made of.
         self._make_client = self._client_factory()
         self._num_rollouts = 0
 
     def _make_engine(self) -> tuple[Engine, ChatTemplate]:
-        setup = self._setup
-        model, tokenizer = load_policy(setup.model, self._device)
-        model.to(dtype=compute_dtype(setup.model, self._device))  # type: ignore[call-arg]
+        setup, device = self._setup, self._device
         seed = derive_seed("engine", setup.seed, self._context.rank)
-        engine = HFEngine(model, max_num_seqs=setup.rollout.max_num_seqs, seed=seed)
-        return engine, ChatTemplate(tokenizer)
+        if engine_name(setup.rollout, self._context.device) == VLLM:
+            return self._make_vllm_engine(seed), ChatTemplate(load_tokenizer(setup.model))
+        model, tokenizer = load_policy(setup.model, device)
+        model.to(dtype=compute_dtype(setup.model, device))  # type: ignore[call-arg]
+        return HFEngine(model, max_num_seqs=setup.rollout.max_num_seqs, seed=seed), ChatTemplate(tokenizer)
+
+    def _make_vllm_engine(self, seed: int) -> Engine:
+        prepare_vllm(self._context.device)
+        from verl.workers.rollout.vllm_engine import VLLMEngine, VLLMPlace
+
+        setup, limits = self._setup, self._setup.limits
+        place = VLLMPlace(
+            self._device,
+            compute_dtype(setup.model, self._device),
+            num_threads=self._context.num_threads,
+            num_engines=self._context.world_size,
+        )
+        longest = min(limits.max_model_len, limits.max_prompt_length + limits.max_response_length)
+        return VLLMEngine(setup.model, setup.rollout, place, max_model_len=longest, seed=seed)
 
     def _client_factory(self) -> Callable[[], EnvClient]:
         agentgym = self._setup.agentgym
