@@ -35,9 +35,9 @@ _GOODBYE_S = 5.0
 _log = logging.getLogger(__name__)
 
 
-def load_configured_spec(name: str, isolation: Isolation, settings: Any) -> EnvSpec:
+def load_configured_spec(name: str, isolation: Isolation | None, settings: Any) -> EnvSpec:
     """The spec that the server serves, found and configured again in this process."""
-    if isolation.source:
+    if isolation is not None and isolation.source:
         spec = load_spec(EntryPoint(name, isolation.source, ENTRY_POINT_GROUP), name)
     else:
         spec = get_spec(name)

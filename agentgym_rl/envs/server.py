@@ -75,6 +75,14 @@ _Handler = Callable[[Request], Awaitable[Answer]]
 class Peers(Protocol):
     """The other worker processes of a server, as `EnvApp` uses them."""
 
+    async def start(self) -> None:
+        """Be reachable for the other workers."""
+        ...
+
+    async def stop(self) -> None:
+        """Leave the other workers."""
+        ...
+
     def owner_of(self, handle: Any) -> int | None:
         """The worker that has the session; None when it is this one, or when ``handle`` is no handle."""
         ...
@@ -203,6 +211,8 @@ class EnvApp:
 
     async def start(self) -> None:
         """Begin to start children ahead and to close expired sessions."""
+        if self.peers is not None:
+            await self.peers.start()
         await self._runner.start()
         self._reaper = asyncio.create_task(self._reap_forever())
 
@@ -214,6 +224,8 @@ class EnvApp:
         # A session whose call is still running is left alone: it may never end, and the process must.
         await self._close_sessions([session for session in self.store.remove_all() if session.users == 0])
         await self._runner.stop()
+        if self.peers is not None:
+            await self.peers.stop()
 
     async def _reap_forever(self) -> None:
         while True:

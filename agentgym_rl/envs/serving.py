@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-from agentgym_rl.errors import ConfigError
+from agentgym_rl.errors import AgentGymError, ConfigError
 
 _IDLE_CONNECTION_S = 3600
 """Clients keep connections while a model thinks or trains; closing them early would only cost reconnects."""
+_START_S = 60.0
 _GRACE_S = 1
 """Seconds that calls in flight get at the end."""
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A bound TCP socket; ``port`` 0 takes a free one. Raises `ConfigError` when the address cannot be had."""
+def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
+    """A bound TCP socket; ``port`` 0 takes a free one. Raises `ConfigError` when the address cannot be had.
+
+    ``shared``: further sockets of this user may listen on the same address.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # asyncio turns Nagle's delay (40 ms per answer) off only on sockets that say they are TCP.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if shared:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
         listener.bind((host, port))
     except OSError as error:
@@ -37,6 +46,11 @@ def url_of(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http://[{local}]:{port}" if ":" in local else f"http://{local}:{port}"
+
+
+def set_up_logging(level: str) -> None:
+    """Log to stderr: faults from ``warning`` on, one line per request from ``info`` on."""
+    logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
 
 
 class _JoinedWrites:
@@ -99,3 +113,21 @@ class Server(uvicorn.Server):
         await super().startup(sockets=sockets)
         if self.started:
             self._on_ready()
+
+
+@contextmanager
+def running(app: Any, *, host: str = "127.0.0.1", port: int = 0) -> Iterator[str]:
+    """The URL of ``app``, which runs in a thread of this process until the block ends."""
+    listener = bind(host, port)
+    ready = threading.Event()
+    server = Server(app, on_ready=ready.set)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="server", daemon=True)
+    thread.start()
+    try:
+        if not ready.wait(_START_S):
+            raise AgentGymError(f"the server did not start within {_START_S:g} s")
+        yield url_of(listener)
+    finally:
+        server.should_exit = True
+        thread.join(_START_S)
+        listener.close()
