@@ -329,7 +329,8 @@ def _seconds_until(http_date: str) -> float | None:
 
 
 def _refused_to_the_end(what: str, timeout_s: float, wait_s: float, response: requests.Response) -> str:
-    return f"{what}: HTTP 503 for {timeout_s:g} s, to be asked again in {wait_s:.3g} s: {_shown(response)}"
+    limit = f"the limit of {timeout_s:g} s"
+    return f"{what}: HTTP 503, to be asked again in {round(wait_s, 1):g} s, which is beyond {limit}: {_shown(response)}"
 
 
 def _reply(what: str, response: requests.Response) -> Reply:

@@ -100,13 +100,14 @@ class Servers:
         wrong with the first one. An error of ``connect`` travels up.
         """
         self._survey_once()
-        server = self._choose()
+        server, opened = self._choose(), weakref.WeakSet[EnvClient]()
         try:
             client = connect(server.address)
-            server.clients.add(client)
+            opened.add(client)
         finally:
             with self._lock:
                 server.opening -= 1
+                server.clients |= opened
         return client
 
     def live_sessions(self) -> dict[str, int]:

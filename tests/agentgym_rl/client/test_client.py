@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from email.utils import formatdate
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -196,7 +201,7 @@ def test_a_server_that_comes_up_late_is_waited_for() -> None:
 def test_a_full_server_is_waited_for_until_the_timeout() -> None:
     with serve(build_app(scripted_spec(), max_sessions=1)) as url:
         first = ScriptedClient(url)
-        with pytest.raises(EnvServerError, match=r"HTTP 503 for 0.5 s.*1 sessions are alive"):
+        with pytest.raises(EnvServerError, match=r"HTTP 503.* the limit of 0.5 s: .*1 sessions are alive"):
             ScriptedClient(url, timeout=0.5)
         threading.Timer(0.2, first.close).start()
         ScriptedClient(url).close()
@@ -266,9 +271,152 @@ def test_a_server_that_says_come_back_at_once_is_not_flooded() -> None:
         calls.append(path)
         return http_answer({"detail": "full"}, 503, Retry_After="0")
 
-    with raw_server(answer) as url, pytest.raises(EnvServerError, match=r"HTTP 503 for 0.5 s"):
+    with raw_server(answer) as url, pytest.raises(EnvServerError, match=r"HTTP 503.* the limit of 0.5 s"):
         TextCraftClient(url, timeout=0.5)
     assert len(calls) <= 10
+
+
+@pytest.mark.parametrize(("retry_after", "is_long"), [("3600", True), ("in a while", None), ("-1", None)])
+def test_a_full_server_that_asks_for_too_much_patience_or_names_no_time_is_not_waited_for(
+    retry_after: str, is_long: bool | None
+) -> None:
+    calls: list[str] = []
+
+    def answer(path: str, body: dict[str, Any], headers: dict[str, str]) -> bytes | None:
+        calls.append(path)
+        return http_answer({"detail": "full"}, 503, Retry_After=retry_after)
+
+    problem = "to be asked again in 3600 s, which is beyond the limit of 60 s" if is_long else "/create: HTTP 503: "
+    with raw_server(answer) as url, pytest.raises(EnvServerError, match=re.escape(problem)):
+        TextCraftClient(url, timeout=60)
+    assert calls == ["/create"]
+
+
+@pytest.mark.parametrize("zone", ["GMT", "-0000"])
+def test_a_date_in_retry_after_is_waited_for(zone: str) -> None:
+    """HTTP's dates have whole seconds, so one that is two seconds away lies between one and two in the future."""
+    times: list[float] = []
+
+    def answer(path: str, body: dict[str, Any], headers: dict[str, str]) -> bytes | None:
+        times.append(time.time())
+        if len(times) > 1:
+            return published_textcraft(path, body, headers)
+        date = formatdate(times[0] + 2, usegmt=True).replace("GMT", zone)
+        return http_answer({"detail": "full"}, 503, Retry_After=date)
+
+    with raw_server(answer) as url:
+        client = TextCraftClient(url, timeout=60)
+    assert times[1] - times[0] > 0.9
+    assert client.retries == 1
+
+
+def test_a_date_in_the_past_means_now() -> None:
+    calls: list[str] = []
+
+    def answer(path: str, body: dict[str, Any], headers: dict[str, str]) -> bytes | None:
+        calls.append(path)
+        if len(calls) > 1:
+            return published_textcraft(path, body, headers)
+        return http_answer({"detail": "full"}, 503, Retry_After="Sun, 06 Nov 1994 08:49:37 GMT")
+
+    with raw_server(answer) as url:
+        TextCraftClient(url, timeout=60)
+    assert calls == ["/create", "/create"]
+
+
+def test_a_host_that_takes_no_connection_is_given_up_long_before_the_time_for_an_answer() -> None:
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.socket())
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        # The kernel drops what comes when the queue is full, as a firewall would.
+        for _ in range(4):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(listener.getsockname())
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with pytest.raises(EnvUnreachable, match=rf"POST {url}/create: no connection within 0.1 s \(tries: 3\)"):
+            TextCraftClient(url, timeout=3600, connect_timeout=0.1, max_retries=2)
+
+
+def test_a_name_that_does_not_resolve_is_called_so() -> None:
+    with pytest.raises(EnvUnreachable, match=r"/create: .*(name|resolution).* \(tries: 1\)") as caught:
+        TextCraftClient("http://no-such-host.invalid:1", max_retries=0)
+    assert "refused" not in str(caught.value)
+
+
+def test_a_question_is_asked_again_also_of_a_server_that_knows_no_request_ids() -> None:
+    asked: list[str] = []
+
+    def answer(path: str, body: dict[str, Any], headers: dict[str, str]) -> bytes | None:
+        if path.startswith("/available_actions"):
+            asked.append(path)
+            return http_answer(["go"]) if len(asked) > 1 else None
+        return published_textcraft(path, body, headers)
+
+    with raw_server(answer) as url, TextCraftClient(url) as client:
+        assert client.available_actions() == ["go"]
+        assert client.retries == 1
+
+
+# --------------------------------------------------------------------------------------------------------------- access
+
+
+def test_the_token_goes_with_every_call_to_the_server_and_nowhere_else(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("AGENTGYM_TOKEN", " s3cret \n")
+    netrc = tmp_path / "netrc"
+    netrc.write_text("default login someone password else\n")
+    monkeypatch.setenv("NETRC", str(netrc))
+    seen: list[tuple[str, str | None]] = []
+    elsewhere: list[str] = []
+
+    def other(path: str, body: dict[str, Any], headers: dict[str, str]) -> bytes | None:
+        elsewhere.append(path)
+        return http_answer({})
+
+    def answer(path: str, body: dict[str, Any], headers: dict[str, str]) -> bytes | None:
+        seen.append((path, headers.get("authorization")))
+        if path == "/step":
+            return http_answer({}, 307, Location=f"{other_url}/step")
+        return published_textcraft(path, body, headers)
+
+    with raw_server(other) as other_url, raw_server(answer) as url, TextCraftClient(url) as client:
+        client.reset(1)
+        client.available_actions()
+        with pytest.raises(EnvServerError, match="HTTP 307"):
+            client.step("Action: inventory")
+    assert [path.partition("?")[0] for path, _ in seen] == [
+        "/create",
+        "/reset",
+        "/available_actions",
+        "/step",
+        "/close",
+    ]
+    assert {token for _, token in seen} == {"Bearer s3cret"}
+    assert elsewhere == []
+
+
+def test_without_a_token_nothing_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AGENTGYM_TOKEN", raising=False)
+    seen: list[bool] = []
+
+    def answer(path: str, body: dict[str, Any], headers: dict[str, str]) -> bytes | None:
+        seen.append("authorization" in headers)
+        return published_textcraft(path, body, headers)
+
+    with raw_server(answer) as url:
+        TextCraftClient(url).close()
+    assert seen == [False, False]
+
+
+@pytest.mark.parametrize("token", ["two words", "line\nbreak", "caf\N{LATIN SMALL LETTER E WITH ACUTE}"])
+def test_what_cannot_be_a_token_is_refused_without_repeating_it(token: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AGENTGYM_TOKEN", token)
+    with pytest.raises(ConfigError, match="AGENTGYM_TOKEN: must be printable ASCII without spaces") as caught:
+        TextCraftClient("http://127.0.0.1:1")
+    assert token not in str(caught.value)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "localhost", "0.0.0.0"])
@@ -341,3 +489,65 @@ def test_the_check_passes_for_a_server_that_greets_in_plain_text() -> None:
 def test_the_check_refuses_what_is_no_url(address: str) -> None:
     with pytest.raises(ConfigError, match="must be a URL"):
         check_server(address, "textcraft")
+
+
+@pytest.mark.parametrize("path", ["/wrong", "/textcraft/v2"])
+def test_the_check_refuses_a_wrong_path_behind_the_right_host(url: str, path: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f"{url}{path}/step is not found: is the path behind the host")):
+        check_server(url + path, "textcraft")
+
+
+def test_the_check_passes_for_a_server_behind_a_path_and_runs_nothing() -> None:
+    asked: list[str] = []
+
+    def answer(path: str, body: dict[str, Any], headers: dict[str, str]) -> bytes | None:
+        asked.append(path)
+        known = {"/maze/step": http_answer({"detail": "Method Not Allowed"}, 405)}
+        return known.get(path, http_answer({"detail": "Not Found"}, 404))
+
+    with raw_server(answer) as url:
+        check_server(f"{url}/maze/", "textcraft")
+        with pytest.raises(ConfigError, match="/step is not found"):
+            check_server(url, "textcraft")
+    assert "/maze/create" not in asked
+
+
+def test_the_check_refuses_a_web_site_that_answers_everything_with_a_page() -> None:
+    with (
+        raw_server(lambda path, body, headers: http_answer(b"<html>")) as url,
+        pytest.raises(ConfigError, match="no environment server answers there"),
+    ):
+        check_server(url, "textcraft")
+
+
+def test_the_check_says_when_a_server_wants_a_token() -> None:
+    with (
+        raw_server(lambda path, body, headers: http_answer({"detail": "no"}, 401)) as url,
+        pytest.raises(ConfigError, match="HTTP 401: the server wants its token in AGENTGYM_TOKEN"),
+    ):
+        check_server(url, "textcraft")
+
+
+def test_of_several_servers_the_check_names_the_one_that_is_wrong(url: str) -> None:
+    missing = f"http://127.0.0.1:{free_port()}"
+    with serve(build_app(scripted_spec())) as other, serve(build_app(SPEC)) as second:
+        check_server([url, second], "textcraft")
+        check_server(f"{url}, {second}", "textcraft")
+        with pytest.raises(EnvUnreachable) as caught:
+            check_server([url, missing, second], "textcraft")
+        assert str(caught.value).startswith(f"no textcraft server at {missing}: ")
+        assert url not in str(caught.value)
+        with pytest.raises(ConfigError, match=rf"{other}: serves 'scripted'.* \(also wrong: {missing}\)$"):
+            check_server([url, other, missing], "textcraft")
+
+
+def test_all_servers_are_checked_side_by_side() -> None:
+    everyone = threading.Barrier(4, timeout=60)
+
+    def answer(path: str, body: dict[str, Any], headers: dict[str, str]) -> bytes | None:
+        if path == "/health":
+            everyone.wait()  # passes only when all four are being asked at once
+        return published_textcraft(path, body, headers)
+
+    with ExitStack() as stack:
+        check_server([stack.enter_context(raw_server(answer)) for _ in range(4)], "textcraft")
