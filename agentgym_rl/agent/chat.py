@@ -83,8 +83,8 @@ class _Trim:
 
 _THOUGHT = "<think>\nweigh it\n</think>\n\nact"
 _PADDING = " \n"
-_MAX_REMEMBERED = 4096
-"""Texts whose ids are remembered."""
+_MAX_REMEMBERED = 500_000
+"""Tokens of the texts whose ids are remembered: about 20 MiB."""
 _REWRITING = (
     "this chat template rewrites earlier messages %s; trajectories stay append-only, so their ids are what was sampled "
     "and differ from a fresh render"
@@ -110,7 +110,8 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         self._render_errors = _template_errors()
         self._layouts: dict[tuple[Role, ...], list[_Piece | int]] = {}
-        self._encoded: dict[tuple[str, bool], tuple[int, ...]] = {}
+        self._remembered: dict[tuple[str, bool], tuple[int, ...]] = {}
+        self._num_remembered = 0
         self._added = {int(id): token for id, token in tokenizer.added_tokens_decoder.items()}
         self._unknown_id = tokenizer.unk_token_id
         probe = [_slot_message(Role.USER, 0), _slot_message(Role.ASSISTANT, 1), _slot_message(Role.USER, 2)]
@@ -260,12 +261,14 @@ class ChatTemplate:
 
     def _encode_plain(self, text: str, *, at_start: bool) -> tuple[int, ...]:
         """`_encode_untrusted`, remembered: instructions recur in every trajectory, observations in those of a group."""
-        ids = self._encoded.get((text, at_start))
+        ids = self._remembered.get((text, at_start))
         if ids is None:
             ids = tuple(self._encode_untrusted(text, at_start=at_start))
-            if len(self._encoded) >= _MAX_REMEMBERED:
-                self._encoded.clear()
-            self._encoded[text, at_start] = ids
+            self._num_remembered += len(ids) + 1
+            if self._num_remembered > _MAX_REMEMBERED:
+                self._remembered.clear()
+                self._num_remembered = len(ids) + 1
+            self._remembered[text, at_start] = ids
         return ids
 
     def _encode_untrusted(self, text: str, *, at_start: bool) -> list[int]:
@@ -417,7 +420,8 @@ class ChatTemplate:
                 continue
             encoded = self._encode(run, at_start=at_start and not compiled)
             tokens = zip(encoded.sequence_ids, encoded.ids, strict=True)
-            compiled += [_Piece(owner, ids=(id,)) for owner, id in tokens]
+            for owner, own in groupby(tokens, key=lambda token: token[0]):
+                compiled.append(_Piece(owner, ids=tuple(id for _, id in own)))
         return compiled
 
     def _own_scaffold(self, text: str, roles: tuple[Role, ...], previous: int | None, following: int) -> list[_Piece]:

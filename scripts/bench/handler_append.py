@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
 
@@ -18,6 +19,8 @@ SIZES = (1_000, 32_000)
 LARGEST_RATIO = 1.2
 TURNS = 10
 REPEATS = 60
+_numbers = itertools.count()
+"""Makes every observation a new one: ids of earlier texts are remembered."""
 LIMITS = TokenLimits(max_prompt_length=1_000, max_response_length=10**6, max_tokens=10**6, max_model_len=10**6)
 
 
@@ -36,9 +39,9 @@ def append_turn(handler: RolloutHandler, ids: tuple[int, ...], observation: str)
 def seconds_per_turn(chat: ChatTemplate, num_tokens: int) -> float:
     handler = make_handler(chat)
     append_turn(handler, (5,) * (num_tokens - handler.num_tokens), "")
-    ids, observation = (5,) * 40, TEXT * 4
+    ids, observations = (5,) * 40, [f"{next(_numbers)} {TEXT * 4}" for _ in range(TURNS)]
     start = time.perf_counter()
-    for _ in range(TURNS):
+    for observation in observations:
         append_turn(handler, ids, observation)
     return (time.perf_counter() - start) / TURNS
 

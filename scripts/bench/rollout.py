@@ -20,6 +20,7 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "CRITICAL")  # it calls the end of i
 import argparse
 import asyncio
 import importlib.util
+import itertools
 import statistics
 import sys
 import tempfile
@@ -52,6 +53,7 @@ SAMPLE_S = 0.02
 EARLY_TURN, LATE_TURN = 2, 50
 REPEATS = 40
 UPDATES = 5
+_numbers = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,10 +191,10 @@ def turn_cost_rows() -> Iterator[Row]:
 
 
 def seconds_of_turn(chat: ChatTemplate, turn: int) -> float:
-    ids, observation = chat.encode_answer("Action: get 1 oak log " * 5), "You see a door and a chest.\n" * 8
-    handler = make_handler(chat)
+    ids, handler = chat.encode_answer("Action: get 1 oak log " * 5), make_handler(chat)
     for _ in range(turn - 1):
-        append_turn(handler, ids, observation)
+        append_turn(handler, ids, "You see a door.\n" * 8)
+    observation = f"You see door {next(_numbers)} and a chest.\n" * 8  # a new one: earlier ones are remembered
     start = time.perf_counter()
     append_turn(handler, ids, observation)
     return time.perf_counter() - start

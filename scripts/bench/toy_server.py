@@ -29,9 +29,10 @@ from agentgym_rl.envs.serving import Server, bind, url_of
 PARETO_SHAPE = 1.5
 """Shape of the step times: below 2 their variance is unbounded."""
 OBSERVATION = (
-    "Crafted 4 minecraft:oak_planks. Inventory: [oak log] (1) [oak planks] (4) [stick] (2)\n"
+    "Crafted {item} minecraft:oak_planks. Inventory: [oak log] ({step}) [oak planks] ({item}) [stick] (2)\n"
     "You are in front of a door. There is a chest to the left and a table behind you.\n"
 )
+"""Differs from step to step, so that nobody gets by with remembering it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class ToyEnvironment(Environment):
 
     def reset(self, data_idx: int) -> ResetResult:
         self._item, self._step = data_idx, 0
-        return ResetResult(OBSERVATION)
+        return ResetResult(self.observation())
 
     def step(self, action: str) -> StepResult:
         if self._step >= self._pace.turns:
@@ -71,10 +72,10 @@ class ToyEnvironment(Environment):
         if seconds := self._pace.step_s(self._item, self._step):
             time.sleep(seconds)
         done = self._step == self._pace.turns
-        return StepResult(OBSERVATION, float(done), done)
+        return StepResult(self.observation(), float(done), done)
 
     def observation(self) -> str:
-        return OBSERVATION
+        return OBSERVATION.format(item=self._item, step=self._step)
 
 
 class ToyClient(EnvClient):

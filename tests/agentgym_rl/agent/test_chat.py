@@ -331,3 +331,14 @@ def test_decoding_leaves_out_what_ended_the_turn():
     tokenizer = make_tokenizer()
     chat = ChatTemplate(tokenizer)
     assert chat.decode([*tokenizer.encode("Action: get"), chat.end_of_turn_id]) == "Action: get"
+
+
+def test_remembering_ids_of_texts_is_bounded_by_their_tokens_and_changes_none(monkeypatch):
+    monkeypatch.setattr("agentgym_rl.agent.chat._MAX_REMEMBERED", 400)
+    tokenizer = make_tokenizer()
+    chat = ChatTemplate(tokenizer)
+    texts = [f"observation {number} " + "x" * (number % 150) for number in range(300)]
+    for text in [*texts, *texts[-2:]]:
+        ids = chat.encode_observation(text, 1).ids
+        assert tokenizer.decode(ids) == f"\n<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
+        assert sum(map(len, chat._remembered.values())) <= 400
