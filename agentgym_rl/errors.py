@@ -37,3 +37,7 @@ class EngineError(AgentGymError):
 
 class TooManyFailures(AgentGymError):
     """So many trajectories of a step were faults that training on the rest would mislead; carries the first cause."""
+
+
+class TrainingDiverged(AgentGymError):
+    """Updates are not finite any more: going on would change nothing, or ruin the weights."""

@@ -44,6 +44,7 @@ RENAMED_KEYS: Mapping[str, str] = {
     "actor_rollout_ref.agentgym.max_rounds": "algorithm.rounds_ctrl.rounds",
     "actor_rollout_ref.hybrid_engine": "nothing: actor and engine always share a worker",
     "actor_rollout_ref.model.use_remove_padding": "nothing: sequences are never padded",
+    "actor_rollout_ref.ref.ulysses_sequence_parallel_size": "actor_rollout_ref.actor.ulysses_sequence_parallel_size",
     "actor_rollout_ref.actor.ppo_micro_batch_size": "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
     "actor_rollout_ref.actor.use_dynamic_bsz": (
         "actor_rollout_ref.actor.ppo_max_token_len_per_gpu, used whenever ppo_micro_batch_size_per_gpu is null"

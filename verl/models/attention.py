@@ -20,6 +20,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from verl.models.sequence_parallel import SequenceParallel
+
 PACKED_ATTENTION = "verl_packed"
 
 
@@ -31,12 +33,16 @@ class Packing:
     cu_seqlens_B1: torch.Tensor
     """int32, on the row's device."""
     max_length: int
+    parallel: SequenceParallel | None = None
+    """Set when each rank holds one stretch of the row, and the row is put together for attention."""
 
     @classmethod
-    def of(cls, offsets_B1: torch.Tensor) -> Packing:
-        """From the offsets of a `DataProto` on its device."""
+    def of(cls, offsets_B1: torch.Tensor, *, padding: int = 0, parallel: SequenceParallel | None = None) -> Packing:
+        """From the offsets of a `DataProto` on its device; ``padding`` tokens follow as a sequence of their own."""
+        if padding:
+            offsets_B1 = torch.cat([offsets_B1, offsets_B1[-1:] + padding])
         lengths = offsets_B1.diff().tolist()
-        return cls(lengths, offsets_B1.to(torch.int32), max(lengths))
+        return cls(lengths, offsets_B1.to(torch.int32), max(lengths), parallel)
 
 
 def packed_attention(
@@ -53,6 +59,8 @@ def packed_attention(
 ) -> tuple[torch.Tensor, None]:
     """Causal attention within each sequence: ``[1, H, T, D]`` in, ``[1, T, H, D]`` out; keys may have fewer heads.
 
+    Under sequence parallelism ``T`` is this rank's stretch, in and out.
+
     Never drops out, whatever the model's config says. Raises `ValueError` when a mask was built, because ``packing``
     alone decides who sees whom, and when the model wants scores capped or attention sinks, which would be left out.
     """
@@ -64,9 +72,25 @@ def packed_attention(
             f"{PACKED_ATTENTION}: packing replaces attention_mask, got one of shape {attention_mask.shape}"
         )
     window = sliding_window if sliding_window is not None and sliding_window < packing.max_length else None
+    if packing.parallel is not None:
+        parallel = packing.parallel
+        query = parallel.gather_heads(query)
+        key, value = (parallel.gather_heads(parallel.share_heads(part)) for part in (key, value))
+        return parallel.scatter_heads(_attend(query, key, value, packing, scaling, window)), None
+    return _attend(query, key, value, packing, scaling, window), None
+
+
+def _attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    packing: Packing,
+    scaling: float | None,
+    window: int | None,
+) -> torch.Tensor:
     if query.is_cuda and query.dtype != torch.float32 and _has_flash_attn():
-        return _flash(query, key, value, packing, scaling, window), None
-    return _sequence_by_sequence(query, key, value, packing, scaling, window), None
+        return _flash(query, key, value, packing, scaling, window)
+    return _sequence_by_sequence(query, key, value, packing, scaling, window)
 
 
 def _sequence_by_sequence(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import fnmatch
+import importlib
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedModel,
@@ -31,6 +34,14 @@ def load_policy(
     layer is more than a matrix (`check_output_layer`).
     """
     tokenizer = load_tokenizer(config)
+    model = read_model(config, attn_implementation=attn_implementation)
+    model.to(torch.device(device))  # type: ignore[arg-type]  # its decorator hides the signature
+    return model, tokenizer
+
+
+def read_model(config: ModelConfig, *, attn_implementation: str = PACKED_ATTENTION) -> PreTrainedModel:
+    """The model on the CPU; see `load_policy`."""
+    import_external(config)
     model: PreTrainedModel
     loaded: dict[str, Any]
     try:
@@ -47,10 +58,58 @@ def load_policy(
         # transformers fills them with random numbers: other ones in each worker, and in actor and engine.
         raise ConfigError(f"model.path={config.path!r}: its files lack {len(missing)} weights, first {missing[0]!r}")
     check_output_layer(model)
+    return model
+
+
+def model_skeleton(config: ModelConfig) -> PreTrainedModel:
+    """The same model with all tensors on the meta device: structure without memory."""
+    import_external(config)
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(
+            AutoConfig.from_pretrained(config.path, trust_remote_code=config.trust_remote_code),
+            dtype=parameter_dtype(config),
+            attn_implementation=PACKED_ATTENTION,
+            trust_remote_code=config.trust_remote_code,
+        )
+
+
+def import_external(config: ModelConfig) -> None:
+    """Import ``config.external_lib``, which makes its architectures known to transformers."""
+    if config.external_lib is None:
+        return
+    try:
+        importlib.import_module(config.external_lib)
+    except ImportError as error:
+        raise ConfigError(f"model.external_lib={config.external_lib!r}: cannot be imported: {error}") from error
+
+
+def prepare_for_training(model: PreTrainedModel, config: ModelConfig) -> None:
+    """Adapter, frozen weights and gradient checkpointing as ``config`` says; changes ``model`` in place."""
+    if config.lora_rank > 0:
+        from verl.models.lora import add_adapter
+
+        add_adapter(model, config)
+    freeze(model, config.freeze)
     if config.enable_gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    model.to(torch.device(device))  # type: ignore[arg-type]  # its decorator hides the signature
-    return model, tokenizer
+
+
+def freeze(model: PreTrainedModel, patterns: Sequence[str]) -> None:
+    """Stop training the weights whose names match one of the patterns (``*`` stands for anything), in place.
+
+    Tied weights are one weight with the first of their names. Raises `ConfigError` for a pattern that matches none, and
+    when nothing is left to train.
+    """
+    names = dict(model.named_parameters())
+    for pattern in patterns:
+        matched = [name for name in names if fnmatch.fnmatchcase(name, pattern)]
+        if not matched:
+            some = ", ".join(list(names)[:3])
+            raise ConfigError(f"model.freeze: {pattern!r} matches no weight; names are such as {some}")
+        for name in matched:
+            names[name].requires_grad_(False)
+    if not any(parameter.requires_grad for parameter in names.values()):
+        raise ConfigError(f"model.freeze={list(patterns)!r}: nothing is left to train")
 
 
 _GENERIC_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")
@@ -58,6 +117,7 @@ _GENERIC_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     """The tokenizer in ``config.path``; `ConfigError` when there is none."""
+    import_external(config)
     try:
         declared = get_tokenizer_config(config.path).get("tokenizer_class")
         # AutoTokenizer takes the family's own class even where the folder asks for the generic one, and that class

@@ -38,8 +38,25 @@ def background_group() -> dist.ProcessGroup:
     return _background[0]
 
 
+_neighbours: dict[int, dist.ProcessGroup] = {}
+
+
+def neighbours(size: int) -> dist.ProcessGroup:
+    """The group of this rank among those of ``size`` consecutive ranks; `size` must divide the number of ranks.
+
+    All ranks must ask for it the first time together. Raises `ValueError` for a size that does not fit.
+    """
+    if world_size() % size:
+        raise ValueError(f"{world_size()} ranks do not make groups of {size}")
+    if size not in _neighbours:
+        own, _ = dist.new_subgroups(size)
+        _neighbours[size] = own
+    return _neighbours[size]
+
+
 def destroy_process_group() -> None:
     """Leave the group, if there is one."""
+    _neighbours.clear()
     _background.clear()
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -14,7 +14,8 @@ import torch
 from verl.config import ActorConfig, ModelConfig
 from verl.protocol import DataProto
 from verl.trainer.core_algos import BatchTotals, LossNormalizer, kl_estimate, ppo_clip_loss
-from verl.workers.language_model import LanguageModelTrainer, MicroBatchLimits, MicroLoss, UpdateResult
+from verl.workers.language_model import LanguageModelTrainer, MicroLoss, UpdateResult
+from verl.workers.packed_model import MicroBatchLimits
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,8 @@ class Actor(LanguageModelTrainer):
             total_updates=total_updates,
             grad_clip=actor_config.grad_clip,
             temperature=temperature,
+            fsdp=actor_config.fsdp_config,
+            sequence_parallel_size=actor_config.ulysses_sequence_parallel_size,
         )
         self._config = actor_config
         self._normalizer = LossNormalizer(
@@ -105,10 +108,11 @@ class Actor(LanguageModelTrainer):
         """
         if not minibatches:
             raise ValueError("update needs at least one mini-batch")
-        results = [
-            (self.train_step(minibatch, PPOLoss(self._config, self._normalizer, total)), total)
-            for minibatch, total in zip(minibatches, totals, strict=True)
-        ]
+        with self.packed.residence.module_on_device():
+            results = [
+                (self.train_step(minibatch, PPOLoss(self._config, self._normalizer, total)), total)
+                for minibatch, total in zip(minibatches, totals, strict=True)
+            ]
         return _metrics(results)
 
 

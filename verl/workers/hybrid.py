@@ -1,4 +1,4 @@
-"""HybridWorker: actor, reference and engine in one process on one device."""
+"""HybridWorker: actor, critic, reference and engine in one process on one device."""
 
 from __future__ import annotations
 
@@ -12,11 +12,20 @@ from verl.protocol import DataProto
 from verl.single_controller import ending
 from verl.single_controller.base import WorkerContext
 from verl.trainer.core_algos import BatchTotals
-from verl.utils.checkpoint import ACTOR_FOLDER, HUGGINGFACE_FOLDER, RANDOM_FOLDER, BackgroundWriter, SaveOrder
-from verl.utils.devices import peak_memory_gib
+from verl.utils.checkpoint import (
+    ACTOR_FOLDER,
+    CRITIC_FOLDER,
+    HUGGINGFACE_FOLDER,
+    RANDOM_FOLDER,
+    BackgroundWriter,
+    SaveOrder,
+)
+from verl.utils.devices import device_name, peak_memory_gib
+from verl.utils.flops import ModelSize, model_size
 from verl.utils.seeding import derive_seed, load_random_state, random_state, save_random_state, seed_everything
 from verl.workers.actor import Actor
-from verl.workers.reference import Reference
+from verl.workers.critic import Critic
+from verl.workers.reference import make_reference
 from verl.workers.rollout.engine import WeightUpdateTimes
 from verl.workers.rollout.worker import RolloutWorker
 from verl.workers.setup import ActorSetup, RolloutSetup
@@ -40,11 +49,23 @@ class HybridWorker(RolloutWorker):
             loss_norm_constant=training.loss_norm_constant,
         )
         self._reference = (
-            Reference(rollout.model, training.ref, device=self._device, temperature=temperature)
+            make_reference(rollout.model, training.actor, training.ref, self._actor, temperature=temperature)
             if training.ref is not None
             else None
         )
+        self._critic = self._make_critic(training) if training.critic is not None else None
         self._writer = BackgroundWriter(commits=context.rank == 0)
+
+    def _make_critic(self, training: ActorSetup) -> Critic:
+        assert training.critic is not None
+        return Critic(
+            training.critic.model,
+            training.critic.critic,
+            device=self._device,
+            total_updates=training.critic.total_updates,
+            loss_norm_constant=training.loss_norm_constant,
+            sequence_parallel_size=training.actor.ulysses_sequence_parallel_size,
+        )
 
     def start_step(self, step: int) -> None:
         """Set the random state of a training step: a function of seed, step and rank, so a resumed run has the same."""
@@ -64,6 +85,19 @@ class HybridWorker(RolloutWorker):
         """One optimizer step per mini-batch, of which this is the worker's share; metrics, the same on all workers."""
         return self._actor.update(mini_batches, totals)
 
+    def values(self, batch: DataProto) -> torch.Tensor:
+        """Values ``T`` of this worker's share under the critic."""
+        return self._need_critic().values(batch)
+
+    def update_critic(self, mini_batches: Sequence[DataProto], totals: Sequence[BatchTotals]) -> dict[str, float]:
+        """`update` of the critic."""
+        return self._need_critic().update(mini_batches, totals)
+
+    def _need_critic(self) -> Critic:
+        if self._critic is None:
+            raise ValueError("this worker was set up without a critic")
+        return self._critic
+
     def sync_weights(self, version: int) -> WeightUpdateTimes:
         """Give the actor's weights to the engine."""
         return self._engine.load_weights(self._actor.state_dict_items(), version)
@@ -76,6 +110,8 @@ class HybridWorker(RolloutWorker):
             functools.partial(save_random_state, random_file, random_state()),
             self._actor.prepare_save(folder / ACTOR_FOLDER, export_to=folder / ACTOR_FOLDER / HUGGINGFACE_FOLDER),
         ]
+        if self._critic is not None:
+            writes.append(self._critic.prepare_save(folder / CRITIC_FOLDER))
         self._writer.start(order, writes)
 
     def finish_save(self, wait: bool) -> float | None:
@@ -85,13 +121,23 @@ class HybridWorker(RolloutWorker):
     def load(self, folder: Path) -> None:
         """Go on from the checkpoint ``folder``, whatever number of workers wrote it."""
         self._actor.load(folder / ACTOR_FOLDER)
+        if self._critic is not None:
+            self._critic.load(folder / CRITIC_FOLDER)
         # With another number of workers nobody's states fit; those of each step follow from the seed in any case.
         if len(list((folder / RANDOM_FOLDER).glob("*.pt"))) == self._context.world_size:
             load_random_state(_random_file(folder, self._context.rank))
 
-    def peak_memory_gib(self) -> float:
-        """The most memory that this worker held so far."""
+    def peak_memory_gib(self) -> dict[str, float]:
+        """The most memory that this worker held so far, by metric."""
         return peak_memory_gib(self._device)
+
+    def model_size(self) -> ModelSize:
+        """What the cost of a pass through the actor depends on."""
+        return model_size(self._actor.model)
+
+    def device_name(self) -> str:
+        """What the driver calls this worker's device."""
+        return device_name(self._device)
 
     def close(self) -> None:
         ending.run_bounded(self._writer.close, limit_s=_WRITER_LIMIT_S)

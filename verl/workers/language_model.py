@@ -1,9 +1,7 @@
 """LanguageModelTrainer: what PPO and SFT share: packing, forward, backward, optimizer step, checkpoint, export.
 
-In a process group of several ranks every public method is collective: all ranks call it, each with its own share of
-the batch (which may be empty), and metrics come back the same on all of them. The module is sharded with FSDP2 then,
-and on CUDA always, where FSDP also does the mixed precision. One CPU process trains the plain module, which needs no
-process group; sharding over itself would cost nothing measurable (7,600 to 8,000 tokens/s either way, 0.8M parameters).
+In a process group of several ranks every public method is collective, see `verl.workers.packed_model`: all ranks call
+it, each with its own share of the batch (which may be empty), and metrics come back the same on all of them.
 Axes: ``T`` tokens of a batch, ``S`` its loss tokens, ``K`` and ``M`` statistics of a loss.
 """
 
@@ -27,26 +25,22 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from verl.config import ModelConfig, OptimConfig
-from verl.models.loading import compute_dtype, export_huggingface, load_policy
-from verl.models.policy import PolicyModule
+from agentgym_rl.errors import TrainingDiverged
+from verl.config import FSDPConfig, ModelConfig, OptimConfig
+from verl.models.loading import export_huggingface
+from verl.models.lora import adapter_weights, merged_weights, save_adapter, without_adapter
+from verl.models.policy import PackedModule, PolicyModule
+from verl.models.sequence_parallel import SequenceParallel
 from verl.protocol import DataProto
 from verl.utils import distributed
-from verl.utils.balancing import pack
+from verl.workers.offload import optimizer_on_device
+from verl.workers.packed_model import MergedBatch, MicroBatchLimits, PackedModel, Placement, dummy_batch
 
-
-@dataclass(frozen=True)
-class MicroBatchLimits:
-    """How much one forward and backward pass takes; no effect on results beyond rounding."""
-
-    max_tokens: int | None = None
-    """None sets no limit; a longer sequence goes alone."""
-    max_sequences: int | None = None
+ADAPTER_FOLDER = "lora_adapter"
+"""Beside an exported model: the adapter alone."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +80,8 @@ class UpdateResult:
 
 
 class LanguageModelTrainer:
-    """A causal language model with its optimizer."""
+    """A causal language model with its optimizer. What it computes per loss token, by default log-probs, is what
+    `make_module` says."""
 
     def __init__(
         self,
@@ -98,74 +93,120 @@ class LanguageModelTrainer:
         total_updates: int,
         grad_clip: float = 1.0,
         temperature: float = 1.0,
+        fsdp: FSDPConfig | None = None,
+        sequence_parallel_size: int = 1,
     ) -> None:
         """``total_updates`` is the number of optimizer steps of the whole run, which the learning rate follows;
-        ``grad_clip`` 0 turns clipping off; log-probs are taken at ``temperature``.
-        Raises `ConfigError` as `load_policy` does.
+        ``grad_clip`` 0 turns clipping off; log-probs are taken at ``temperature``; so many neighbouring ranks as
+        ``sequence_parallel_size`` says share each micro-batch.
+        Raises `ConfigError` as `PackedModel` does.
         """
-        self.device = torch.device(device)
-        self.module, self.tokenizer = load_policy_module(model_config, self.device, temperature)
+        self._temperature = temperature
+        fsdp = fsdp or FSDPConfig()
+        placement = Placement(torch.device(device), fsdp.param_offload, sequence_parallel_size)
+        self.packed = PackedModel(model_config, limits, placement, self.make_module, trainable=True)
         self.num_updates = 0
         """Optimizer steps so far, skipped ones included."""
-        self._optim_config, self._limits = optim_config, limits
+        self._model_config, self._optim_config = model_config, optim_config
         self._total_updates, self._grad_clip = total_updates, grad_clip
+        self._offloads_optimizer = fsdp.optimizer_offload
+        self._skipped_in_a_row = 0
         self._optimizer = _adamw(self.module, optim_config)
+
+    def make_module(self, model: PreTrainedModel, parallel: SequenceParallel | None) -> PackedModule:
+        """The module around the model that was loaded."""
+        return PolicyModule(model, self._temperature, parallel)
+
+    @property
+    def device(self) -> torch.device:
+        return self.packed.device
+
+    @property
+    def module(self) -> PackedModule:
+        return self.packed.module
 
     @property
     def model(self) -> PreTrainedModel:
         return self.module.model
 
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        return self.packed.tokenizer
+
     # ---------------------------------------------------------------------------------------------------------- numbers
 
     def log_probs(self, batch: DataProto) -> torch.Tensor:
         """Log-probs ``T`` of the batch's loss tokens, 0 elsewhere; float32 nats on the CPU."""
-        log_probs_T, _ = packed_log_probs(self.module, batch, self._limits, self.device)
-        return log_probs_T
+        return self.packed.numbers(batch)[0]
 
     def log_probs_and_entropy(self, batch: DataProto) -> tuple[torch.Tensor, torch.Tensor]:
         """`log_probs`, and the entropy of the distribution that each of those tokens was drawn from, likewise."""
-        log_probs_T, entropy_T = packed_log_probs(self.module, batch, self._limits, self.device, with_entropy=True)
+        log_probs_T, entropy_T = self.packed.numbers(batch, with_entropy=True)
         assert entropy_T is not None
         return log_probs_T, entropy_T
 
+    def base_log_probs(self, batch: DataProto) -> torch.Tensor:
+        """`log_probs` of the model without its adapter, which is the model that training began with."""
+        with without_adapter(self.module):
+            return self.log_probs(batch)
+
     def train_step(self, batch: DataProto, loss_function: LossFunction) -> UpdateResult:
-        """One optimizer step on this rank's share of a mini-batch."""
-        self.module.train()
-        self._optimizer.zero_grad(set_to_none=True)
-        loss, sums_K, maxima_M = self._backward(batch, loss_function)
-        grad_norm = self._clip_gradients()
-        lr = learning_rate(self._optim_config, self.num_updates, self._total_updates)
-        skipped = not (math.isfinite(loss) and math.isfinite(grad_norm))
-        if not skipped:
-            self._optimizer_step(lr)
-        self._optimizer.zero_grad(set_to_none=True)
+        """One optimizer step on this rank's share of a mini-batch.
+
+        A step whose loss or gradient is not finite is skipped; `TrainingDiverged` when that happens
+        ``optim.max_skipped_updates`` times in a row.
+        """
+        with self.packed.residence.module_on_device():
+            self.module.train()
+            self._optimizer.zero_grad(set_to_none=True)
+            loss, sums_K, maxima_M = self._backward(batch, loss_function)
+            grad_norm = self._clip_gradients()
+            lr = learning_rate(self._optim_config, self.num_updates, self._total_updates)
+            skipped = not (math.isfinite(loss) and math.isfinite(grad_norm))
+            if not skipped:
+                self._optimizer_step(lr)
+            self._optimizer.zero_grad(set_to_none=True)
         self.num_updates += 1
+        self._guard(skipped, loss, grad_norm)
         sums = dict(zip(loss_function.sum_names, sums_K.tolist(), strict=True))
         maxima = dict(zip(loss_function.max_names, maxima_M.tolist(), strict=True))
         return UpdateResult(loss, grad_norm, lr, skipped, sums, maxima)
 
     def _backward(self, batch: DataProto, loss_function: LossFunction) -> tuple[float, torch.Tensor, torch.Tensor]:
         """Accumulate gradients over all micro-batches; loss and statistics come back combined over ranks."""
-        totals = torch.zeros(1 + len(loss_function.sum_names), dtype=torch.float64)
-        maxima_M = torch.zeros(len(loss_function.max_names), dtype=torch.float64)
-        for indices in micro_batches(batch, self._limits):
+        merged = MergedBatch.of(batch, self.packed.parallel).batch
+        totals = torch.zeros(1 + len(loss_function.sum_names), dtype=torch.float64, device=self.device)
+        maxima_M = torch.zeros(len(loss_function.max_names), dtype=torch.float64, device=self.device)
+        for indices in self.packed.micro_batches(merged):
             if not indices:
                 self._backward_dummy()
                 continue
-            part = batch.select(indices).to(self.device)
-            log_probs_S, entropy_S = self.module(part, with_entropy=loss_function.needs_entropy)
-            result = loss_function(part, log_probs_S, entropy_S)
+            part = merged.select(indices).to(self.device)
+            numbers_S, entropy_S = self.module(part, with_entropy=loss_function.needs_entropy)
+            result = loss_function(part, numbers_S, entropy_S)
             # FSDP averages gradients over ranks, but parts of the loss are meant to be added.
             (result.loss * distributed.world_size()).backward()
-            totals += torch.cat([result.loss.detach()[None], result.sums_K]).double().cpu()
-            maxima_M = torch.maximum(maxima_M, result.maxima_M.double().cpu())
+            totals += torch.cat([result.loss.detach()[None], result.sums_K]).double()
+            maxima_M = torch.maximum(maxima_M, result.maxima_M.double())
+        if self.packed.parallel is not None and self.packed.parallel.rank > 0:
+            totals.zero_()  # The first of the ranks that computed this together speaks for all of them.
+        totals, maxima_M = totals.cpu(), maxima_M.cpu()
         distributed.all_reduce_sum_(totals)
         distributed.all_reduce_max_(maxima_M)
         return float(totals[0]), totals[1:], maxima_M
 
     def _backward_dummy(self) -> None:
-        log_probs_S, _ = self.module(_dummy_batch().to(self.device))
-        (log_probs_S.sum() * 0.0).backward()
+        numbers_S, _ = self.module(dummy_batch().to(self.device))
+        (numbers_S.sum() * 0.0).backward()
+
+    def _guard(self, skipped: bool, loss: float, grad_norm: float) -> None:
+        self._skipped_in_a_row = self._skipped_in_a_row + 1 if skipped else 0
+        if self._skipped_in_a_row >= self._optim_config.max_skipped_updates:
+            raise TrainingDiverged(
+                f"{self._skipped_in_a_row} updates in a row were not finite and skipped, the last one with loss "
+                f"{loss:g} and gradient norm {grad_norm:g}: lower optim.lr={self._optim_config.lr:g}, or allow more by "
+                f"optim.max_skipped_updates={self._optim_config.max_skipped_updates}"
+            )
 
     def _clip_gradients(self) -> float:
         parameters = [p for p in self.module.parameters() if p.grad is not None]
@@ -177,19 +218,20 @@ class LanguageModelTrainer:
     def _optimizer_step(self, lr: float) -> None:
         for group in self._optimizer.param_groups:
             group["lr"] = lr
-        self._optimizer.step()
+        with optimizer_on_device(self._optimizer, self.device, offload=self._offloads_optimizer):
+            self._optimizer.step()
 
     # ---------------------------------------------------------------------------------------------------------- weights
 
     def state_dict_items(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Each weight under its Hugging Face name as a full CPU tensor, tied ones once.
+        """Each weight under its Hugging Face name as a full CPU tensor, tied ones once; an adapter is merged into them.
 
         Under FSDP every rank must run the iterator to its end: each step gathers one tensor. A tensor may share memory
         with the model, so copy what must outlive the next update.
         """
-        for name, tensor in _named_weights(self.model):
-            tensor = tensor.detach()
-            yield name, (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).cpu()
+        with self.packed.residence.module_on_device(), torch.no_grad():
+            for name, tensor in _merged_weights(self.model):
+                yield name, tensor.cpu()
 
     def save(self, folder: Path) -> None:
         """Write model, optimizer and schedule into ``folder``, each rank its shard."""
@@ -203,16 +245,14 @@ class LanguageModelTrainer:
         """
         group = distributed.background_group() if _has_group() else None
         state = self._state()
-        weights = dict(self.state_dict_items()) if export_to and distributed.rank() == 0 else {}
-        if export_to and distributed.rank() != 0:
-            _exhaust(self.state_dict_items())
-        state, weights = _copy_to_host({"state": state, "weights": weights}).values()
+        export = self._export() if export_to else {}
+        state, export = _copy_to_host({"state": state, "export": export}).values()
 
         def write() -> None:
             with _quiet_without_group():
                 dcp.save(state, checkpoint_id=folder, process_group=group, no_dist=group is None)
-            if export_to and weights:
-                export_huggingface(export_to, self.model, self.tokenizer, weights.items())
+            if export_to and export:
+                self._write_export(export_to, export)
 
         return write
 
@@ -233,47 +273,50 @@ class LanguageModelTrainer:
         }
 
     def export_huggingface(self, folder: Path) -> None:
-        """Write the model and its tokenizer for `from_pretrained` and vLLM; rank 0 writes."""
-        if distributed.rank() == 0:
-            export_huggingface(folder, self.model, self.tokenizer, self.state_dict_items())
-        else:
-            _exhaust(self.state_dict_items())
+        """Write the model and its tokenizer for `from_pretrained` and vLLM; rank 0 writes.
+
+        An adapter is merged into the model, and also written by itself, to `ADAPTER_FOLDER` beside ``folder``.
+        """
+        export = self._export()
+        if export:
+            self._write_export(folder, export)
         distributed.barrier()
+
+    def _export(self) -> dict[str, dict[str, torch.Tensor]]:
+        """All that an export holds, on rank 0; nothing elsewhere. Collective."""
+        weights, adapter = self.state_dict_items(), self._adapter_items()
+        if distributed.rank() == 0:
+            return {"weights": dict(weights), "adapter": dict(adapter)}
+        _exhaust(weights)
+        _exhaust(adapter)
+        return {}
+
+    def _adapter_items(self) -> Iterator[tuple[str, torch.Tensor]]:
+        if self._model_config.lora_rank == 0:
+            return
+        with self.packed.residence.module_on_device(), torch.no_grad():
+            for name, tensor in adapter_weights(self.model, _whole):
+                yield name, tensor.cpu()
+
+    def _write_export(self, folder: Path, export: dict[str, dict[str, torch.Tensor]]) -> None:
+        export_huggingface(folder, self.model, self.tokenizer, export["weights"].items())
+        if export["adapter"]:
+            save_adapter(folder.parent / ADAPTER_FOLDER, self._model_config, export["adapter"])
 
 
 # -------------------------------------------------------------------------------------------------- building blocks
 
 
-def load_policy_module(config: ModelConfig, device: torch.device, temperature: float) -> tuple[PolicyModule, Any]:
-    """The model that ``config`` names, sharded where there is something to gain, and its tokenizer."""
-    sharded = device.type == "cuda" or distributed.world_size() > 1
-    # Sharded modules are read on the CPU and move layer by layer, so that no device ever holds all of the model.
-    model, tokenizer = load_policy(config, "cpu" if sharded else device)
-    module = PolicyModule(model, temperature)
-    if sharded:
-        distributed.init_single_process_group(device)
-        _shard(module, device, compute_dtype(config, device))
-    return module, tokenizer
-
-
-def _shard(module: PolicyModule, device: torch.device, dtype: torch.dtype) -> None:
-    mesh = init_device_mesh(device.type, (distributed.world_size(),))
-    precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
-    layer_classes = module.model._no_split_modules or ()
-    for layer in module.model.modules():
-        if type(layer).__name__ in layer_classes:
-            fully_shard(layer, mesh=mesh, mp_policy=precision)
-    fully_shard(module, mesh=mesh, mp_policy=precision)
-
-
 def learning_rate(config: OptimConfig, update: int, total_updates: int) -> float:
-    """Of update number ``update``, from 0: linear warm-up, then constant, or a cosine that reaches 0 after the last."""
+    """Of update number ``update``, from 0: linear warm-up, then constant, or a cosine that reaches its least after the
+    last of ``total_updates``."""
     if update < config.lr_warmup_steps:
         return config.lr * (update + 1) / config.lr_warmup_steps
     if config.lr_schedule == "constant":
         return config.lr
     progress = (update - config.lr_warmup_steps) / max(total_updates - config.lr_warmup_steps, 1)
-    return config.lr * 0.5 * (1.0 + math.cos(math.pi * min(progress, 1.0)))
+    share = 0.5 * (1.0 + math.cos(math.pi * min(progress, 1.0)))
+    return config.lr * (config.min_lr_ratio + (1.0 - config.min_lr_ratio) * share)
 
 
 def _adamw(module: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
@@ -286,50 +329,6 @@ def _adamw(module: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
     return torch.optim.AdamW(
         [g for g in groups if g["params"]], lr=config.lr, betas=(config.betas[0], config.betas[1]), fused=True
     )
-
-
-def micro_batches(batch: DataProto, limits: MicroBatchLimits) -> list[list[int]]:
-    """Indices of the batch's sequences with loss tokens, packed within ``limits``; equally many packs on all ranks.
-
-    An empty pack means that this rank has nothing left while others still run: FSDP needs all ranks in every pass.
-    """
-    useful = batch.sampled_lengths_B.nonzero()[:, 0].tolist()
-    lengths = batch.lengths_B[useful].tolist()
-    packs = pack(lengths, max_tokens=limits.max_tokens, max_sequences=limits.max_sequences)
-    num_idle = distributed.max_over_ranks(len(packs)) - len(packs)
-    return [[useful[place] for place in part] for part in packs] + [[]] * num_idle
-
-
-def packed_log_probs(
-    module: PolicyModule,
-    batch: DataProto,
-    limits: MicroBatchLimits,
-    device: torch.device,
-    *,
-    with_entropy: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Log-probs ``T`` of the batch's loss tokens, 0 elsewhere, and entropies ``T`` if asked; float32 on the CPU."""
-    log_probs_T = torch.zeros(batch.num_tokens)
-    entropy_T = torch.zeros(batch.num_tokens) if with_entropy else None
-    module.eval()
-    with torch.no_grad():
-        for indices in micro_batches(batch, limits):
-            part = batch.select(indices) if indices else _dummy_batch()
-            log_probs_S, entropy_S = module(part.to(device), with_entropy=with_entropy)
-            if not indices:
-                continue
-            targets_S = batch.token_positions(indices)[part.loss_mask_T]
-            log_probs_T[targets_S] = log_probs_S.cpu()
-            if entropy_T is not None and entropy_S is not None:
-                entropy_T[targets_S] = entropy_S.cpu()
-    if isinstance(module, FSDPModule):
-        # Only a backward pass frees what the root gathered.
-        module.reshard()
-    return log_probs_T, entropy_T
-
-
-def _dummy_batch() -> DataProto:
-    return DataProto.from_sequences([[0, 0]], [[0, 1]])
 
 
 def _copy_to_host(state: dict[str, Any]) -> dict[str, Any]:
@@ -346,10 +345,15 @@ def _exhaust(items: Iterator[object]) -> None:
         pass
 
 
-def _named_weights(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    yield from model.named_parameters()
+def _merged_weights(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from merged_weights(model, _whole)
     persistent = model.state_dict().keys()
-    yield from ((name, buffer) for name, buffer in model.named_buffers() if name in persistent)
+    yield from ((name, _whole(buffer)) for name, buffer in model.named_buffers() if name in persistent)
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    tensor = tensor.detach()
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 @contextmanager

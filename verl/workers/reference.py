@@ -2,26 +2,70 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 
-from verl.config import ModelConfig, RefConfig
+from verl.config import ActorConfig, ModelConfig, RefConfig
+from verl.models.policy import PolicyModule
 from verl.protocol import DataProto
-from verl.workers.language_model import MicroBatchLimits, load_policy_module, packed_log_probs
+from verl.workers.actor import Actor
+from verl.workers.packed_model import MicroBatchLimits, PackedModel, Placement
 
 
-class Reference:
+class ReferencePolicy(Protocol):
     """Log-probs under weights that never change; in a process group of several ranks its methods are collective."""
-
-    def __init__(
-        self, model_config: ModelConfig, ref_config: RefConfig, *, device: torch.device | str, temperature: float
-    ) -> None:
-        """``temperature`` is that of sampling. Raises `ConfigError` as `load_policy`."""
-        self.device = torch.device(device)
-        self._module, _ = load_policy_module(model_config, self.device, temperature)
-        self._module.requires_grad_(False).eval()
-        self._limits = MicroBatchLimits(max_tokens=ref_config.log_prob_max_token_len_per_gpu)
 
     def log_probs(self, batch: DataProto) -> torch.Tensor:
         """Log-probs ``T`` of the batch's loss tokens, 0 elsewhere; float32 nats on the CPU."""
-        log_probs_T, _ = packed_log_probs(self._module, batch, self._limits, self.device)
-        return log_probs_T
+        ...
+
+
+class Reference:
+    """A second model; see `ReferencePolicy`."""
+
+    def __init__(
+        self,
+        model_config: ModelConfig,
+        ref_config: RefConfig,
+        *,
+        device: torch.device | str,
+        temperature: float,
+        sequence_parallel_size: int = 1,
+    ) -> None:
+        """``temperature`` is that of sampling. Raises `ConfigError` as `PackedModel`."""
+        self._packed = PackedModel(
+            model_config,
+            MicroBatchLimits(max_tokens=ref_config.log_prob_max_token_len_per_gpu),
+            Placement(torch.device(device), ref_config.fsdp_config.param_offload, sequence_parallel_size),
+            lambda model, parallel: PolicyModule(model, temperature, parallel),
+            trainable=False,
+        )
+
+    def log_probs(self, batch: DataProto) -> torch.Tensor:
+        return self._packed.numbers(batch)[0]
+
+
+class AdapterlessReference:
+    """The actor without its adapter: the reference of LoRA costs no memory."""
+
+    def __init__(self, actor: Actor) -> None:
+        self._actor = actor
+
+    def log_probs(self, batch: DataProto) -> torch.Tensor:
+        return self._actor.base_log_probs(batch)
+
+
+def make_reference(
+    model_config: ModelConfig, actor_config: ActorConfig, ref_config: RefConfig, actor: Actor, *, temperature: float
+) -> ReferencePolicy:
+    """The policy that ``actor`` began with, shared with it where that is possible."""
+    if model_config.lora_rank > 0:
+        return AdapterlessReference(actor)
+    return Reference(
+        model_config,
+        ref_config,
+        device=actor.device,
+        temperature=temperature,
+        sequence_parallel_size=actor_config.ulysses_sequence_parallel_size,
+    )
