@@ -21,9 +21,23 @@ def resolve_device(name: str) -> str:
     return name
 
 
-def peak_memory_gib(device: torch.device) -> float:
-    """The most memory that this process held so far: on the GPU, or resident on a CPU."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 2**30
+def device_name(device: torch.device) -> str:
+    """What the driver calls a GPU; ``cpu`` for a CPU."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+def peak_memory_gib(device: torch.device) -> dict[str, float]:
+    """The most memory that this process held so far, by metric.
+
+    ``perf/max_memory_gib`` is what counts: tensors on the GPU, or resident memory on a CPU. On a GPU there are also
+    ``perf/max_memory_reserved_gib``, which torch took of it, and ``perf/max_host_memory_gib``, resident memory.
+    """
     unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
+    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
+    if device.type != "cuda":
+        return {"perf/max_memory_gib": resident}
+    return {
+        "perf/max_memory_gib": torch.cuda.max_memory_allocated(device) / 2**30,
+        "perf/max_memory_reserved_gib": torch.cuda.max_memory_reserved(device) / 2**30,
+        "perf/max_host_memory_gib": resident,
+    }
