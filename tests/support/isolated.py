@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from agentgym_rl.client.base import EnvClient
 from agentgym_rl.envs.base import Environment, InvalidCall, ResetResult, StepResult
 from agentgym_rl.envs.registry import EnvSpec, Isolation
+from agentgym_rl.envs.wire import DIALECT_A
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Isolated(Environment):
         self._seen = ""
 
     def reset(self, data_idx: int) -> ResetResult:
-        if data_idx > 99:
+        if not 0 <= data_idx < 100:
             raise InvalidCall(f"data_idx {data_idx}: must be in 0..99")
         self._seen = f"{self._greeting} {data_idx}"
         return ResetResult(self._seen)
@@ -77,6 +78,7 @@ def isolated_spec(settings: Settings | None = None) -> EnvSpec:
         num_items=100,
         default_port=0,
         data_version=lambda: "none",
+        wire=replace(DIALECT_A, starts_on_create=False, created=lambda handle, start: {"id": handle}),
         queries={"pids": lambda environment: environment.pids},
         isolation=Isolation(source="support.isolated:SPEC", call_timeout_s=30, started_ahead=1),
         settings=chosen,

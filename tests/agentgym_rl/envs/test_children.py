@@ -35,6 +35,7 @@ def create(url: str) -> int:
     answer = post(url, "create")
     assert answer.status_code == 200, answer.text
     handle: int = answer.json()["id"]
+    assert post(url, "reset", id=handle).status_code == 200
     return handle
 
 
@@ -56,7 +57,7 @@ def test_a_session_in_a_child_plays_queries_and_closes_and_nothing_is_left() -> 
             assert client.reset(3) == "hello 3"
             assert client.step("Action: go").state == "go"
             assert client.available_actions() == []
-            with pytest.raises(EnvServerError, match="must be in 0..99"):
+            with pytest.raises(EnvServerError, match=r"must be in 0\.\.99"):
                 client.reset(100)
         handle = create(url)
         processes = pids(url, handle)
