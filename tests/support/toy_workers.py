@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 
+import ray
 import torch
 import torch.distributed as dist
 
@@ -34,6 +35,9 @@ class Calculator:
 
     def variable(self, name: str) -> str | None:
         return os.environ.get(name)
+
+    def node(self) -> str:
+        return ray.get_runtime_context().get_node_id()
 
     def work(self, units: int) -> None:
         for _ in range(units):
