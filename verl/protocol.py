@@ -169,6 +169,10 @@ class DataProto:
         index = torch.as_tensor(indices, dtype=torch.int64, device=self.offsets_B1.device)
         return _ranges(self.offsets_B1[:-1][index], self.lengths_B[index])
 
+    def for_model(self) -> DataProto:
+        """The same without what only advantages are made from, to send to workers."""
+        return self.replace(baselines_B=None, message_ids_T=None, anchor_ids_T=None)
+
     def replace(self, **changes: Any) -> DataProto:
         """A batch that differs in the named fields and shares the others."""
         return replace(self, **changes)

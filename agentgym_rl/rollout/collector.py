@@ -264,8 +264,10 @@ class _Attempt:
         return StopReason.LENGTH
 
     async def _generate(self, handler: RolloutHandler) -> str:
+        settings = self._settings.sampling
         sampling = replace(
-            self._settings.sampling,
+            settings,
+            temperature=0.0 if self._request.greedy else settings.temperature,
             max_tokens=handler.turn_budget(),
             stop_token_ids=self._collection.chat.stop_token_ids,
             seed=_turn_seed(self._request.seed, len(handler.turns)),

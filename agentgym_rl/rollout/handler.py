@@ -51,6 +51,8 @@ class RolloutRequest:
     """Which member of the group."""
     seed: int | None = None
     """Makes the sampling of this trajectory reproducible; None leaves it to the engine."""
+    greedy: bool = False
+    """Take the likeliest token each time, whatever temperature the others are sampled at."""
 
 
 @dataclass(frozen=True, slots=True)

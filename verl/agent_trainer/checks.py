@@ -48,6 +48,8 @@ def check_ppo_inputs(config: PPOConfig) -> RunItems:
     report_overlap(items.train, items.val)
     engine_name(branch.rollout, resolve_device(config.trainer.device))
     check_model_path(branch.model)
+    if config.needs_critic:
+        check_model_path(config.critic.model.resolved(branch.model))
     check_output_folder("trainer.default_local_dir", config.trainer.default_local_dir)
     if branch.rollout.rollout_log_dir is not None:
         check_output_folder("actor_rollout_ref.rollout.rollout_log_dir", branch.rollout.rollout_log_dir)

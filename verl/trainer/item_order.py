@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import cycle
 from typing import Generic, TypeVar
 
 from agentgym_rl.errors import ConfigError
@@ -38,11 +39,24 @@ class ItemOrder(Generic[RowT]):
 
     def batch(self, step: int) -> list[RowT]:
         """The rows of training step ``step``."""
+        return [self._rows[index] for index in self._indices(step)]
+
+    def others(self, step: int) -> Iterator[RowT]:
+        """Further rows for training step ``step``: all but its batch, then its batch, and so on without end.
+
+        They are in an order of the step's own, and no row comes twice before all have come.
+        """
+        batch = set(self._indices(step))
+        rest = list(range(len(self._rows)))
+        random.Random(derive_seed("other items", self._seed, step)).shuffle(rest)
+        rest.sort(key=batch.__contains__)
+        return (self._rows[index] for index in cycle(rest))
+
+    def _indices(self, step: int) -> list[int]:
         if step < 1:
             raise ValueError(f"step={step}: training steps are counted from 1")
-        order = self._order(self.epoch_of(step))
         start = (step - 1) % self.batches_per_epoch * self._batch_size
-        return [self._rows[index] for index in order[start : start + self._batch_size]]
+        return self._order(self.epoch_of(step))[start : start + self._batch_size]
 
     def _order(self, epoch: int) -> list[int]:
         order = list(range(len(self._rows)))

@@ -26,14 +26,18 @@ def mini_batch_rows(
     """Rows of each mini-batch: ``groups`` whole groups each, through all of ``step_uids`` ``epochs`` times over.
 
     ``row_uids`` names the group of each row of the batch; rows that faults removed are simply not there, and a
-    mini-batch of which nothing is left is left out. With ``shuffle`` each epoch deals the groups out anew, by ``seed``.
+    mini-batch of which nothing is left is left out. Where ``groups`` does not divide the number of groups, one of an
+    epoch is smaller. With ``shuffle`` each epoch deals the groups out anew, by ``seed``.
     """
+    if not row_uids:
+        return []
     rows: dict[str, list[int]] = {}
     for row, uid in enumerate(row_uids):
         rows.setdefault(uid, []).append(row)
+    places = [*step_uids, *(f"absent {place}" for place in range(-len(step_uids) % groups))]
     dealt = []
     for epoch in range(epochs):
-        order = ItemOrder(step_uids, batch_size=groups, seed=derive_seed(seed, epoch), shuffle=shuffle)
+        order = ItemOrder(places, batch_size=groups, seed=derive_seed(seed, epoch), shuffle=shuffle)
         for number in range(1, order.batches_per_epoch + 1):
             dealt.append([row for uid in order.batch(number) for row in rows.get(uid, ())])
     return [sorted(mini_batch) for mini_batch in dealt if mini_batch]
@@ -41,5 +45,6 @@ def mini_batch_rows(
 
 def share_mini_batch(mini_batch: DataProto, world_size: int) -> SharedMiniBatch:
     """Shares of about equal numbers of tokens; some are empty when there are fewer sequences than ranks."""
+    mini_batch = mini_batch.for_model()
     parts = balanced_partition(mini_batch.lengths_B.tolist(), world_size)
     return SharedMiniBatch(tuple(mini_batch.select(part) for part in parts), BatchTotals.of(mini_batch))

@@ -36,11 +36,17 @@ class PPOPlan:
     group_size: int
     updates_per_step: int
     trajectories_per_update: int
+    critic_updates_per_step: int
+    """0 where no critic is trained."""
+    critic_warmup: int
+    """Steps at the start that train the critic alone."""
 
     @classmethod
     def of(cls, config: PPOConfig, *, num_items: int, num_val_items: int, steps_per_epoch: int) -> PPOPlan:
         actor, trainer = config.actor_rollout_ref.actor, config.trainer
         mini_batches = config.data.train_batch_size // actor.ppo_mini_batch_size
+        critic_groups = config.critic.ppo_mini_batch_size or actor.ppo_mini_batch_size
+        critic_mini_batches = config.data.train_batch_size // critic_groups if config.needs_critic else 0
         return cls(
             num_items=num_items,
             num_val_items=num_val_items,
@@ -50,6 +56,8 @@ class PPOPlan:
             group_size=config.actor_rollout_ref.rollout.n,
             updates_per_step=mini_batches * actor.ppo_epochs,
             trajectories_per_update=actor.ppo_mini_batch_size * config.actor_rollout_ref.rollout.n,
+            critic_updates_per_step=critic_mini_batches * (config.critic.ppo_epochs or actor.ppo_epochs),
+            critic_warmup=trainer.critic_warmup,
         )
 
     @property
@@ -58,7 +66,12 @@ class PPOPlan:
 
     @property
     def total_updates(self) -> int:
-        return self.total_steps * self.updates_per_step
+        """Of the policy."""
+        return (self.total_steps - self.critic_warmup) * self.updates_per_step
+
+    @property
+    def total_critic_updates(self) -> int:
+        return self.total_steps * self.critic_updates_per_step
 
     def describe(self, config: PPOConfig, device: str) -> str:
         """A few lines for the user."""
@@ -69,10 +82,26 @@ class PPOPlan:
                 f"      {self.num_items} items to train on, {self.steps_per_epoch} steps an epoch; "
                 f"{self.num_val_items} items to validate on",
                 f"      rounds: {_describe_rounds(config.algorithm.rounds_ctrl.scheduler(), self.total_steps)}",
+                *self._describe_algorithm(config),
                 f"      {describe_machine(config.trainer, device)}",
                 f"      results in {config.trainer.default_local_dir}",
             ]
         )
+
+    def _describe_algorithm(self, config: PPOConfig) -> list[str]:
+        """What makes a step more than its trajectories and updates."""
+        filters, lines = config.algorithm.filter_groups, []
+        if config.algorithm.adv_estimator == "remax":
+            lines.append(f"      and {self.items_per_step} greedy trajectories a step, one per item")
+        if filters.enable:
+            lines.append(
+                f"      groups without different {filters.metric} are replaced, in up to {filters.max_num_gen_batches} "
+                "rounds of sampling a step"
+            )
+        if self.critic_updates_per_step:
+            alone = f"; alone in the first {self.critic_warmup} steps" if self.critic_warmup else ""
+            lines.append(f"      {self.critic_updates_per_step} updates of the critic a step{alone}")
+        return lines
 
 
 def _describe_rounds(scheduler: RoundScheduler, total_steps: int) -> str:

@@ -17,13 +17,19 @@ import torch
 from agentgym_rl.errors import AgentGymError
 from agentgym_rl.rollout.collector import RolloutRequest, TokenLimits, check_failures
 from agentgym_rl.rollout.statistics import rollout_metrics
-from agentgym_rl.types import Item, SamplingParams, Trajectory
+from agentgym_rl.types import Item, SamplingParams
 from verl.config import EvalSamplingConfig, PPOConfig, RolloutConfig
 from verl.protocol import DataProto
 from verl.single_controller.base import ClusterError, Interrupted, WorkerError, WorkerGroup, WorkerSpec
 from verl.single_controller.signals import StopRequest, Terminated, stop_on_sigterm
 from verl.single_controller.start import start_workers
-from verl.trainer.core_algos import apply_kl_penalty, compute_advantages, find_estimator
+from verl.trainer.core_algos import (
+    apply_kl_penalty,
+    apply_rollout_weights,
+    compute_advantages,
+    find_estimator,
+    next_kl_coef,
+)
 from verl.trainer.item_order import ItemOrder
 from verl.trainer.metrics import (
     CONSOLE_COLUMNS,
@@ -33,15 +39,17 @@ from verl.trainer.metrics import (
     has_signal,
     usage_metrics,
 )
-from verl.trainer.mini_batches import mini_batch_rows, share_mini_batch
+from verl.trainer.mini_batches import SharedMiniBatch, mini_batch_rows, share_mini_batch
+from verl.trainer.performance import Performance, largest
 from verl.trainer.plan import PPOPlan, resolve_threads
 from verl.trainer.rollouts import Rollout, generate, make_requests
+from verl.trainer.step_rollouts import StepRollouts, StepSampler
 from verl.utils import checkpoint
 from verl.utils.balancing import balanced_partition, restore_order
 from verl.utils.devices import resolve_device
 from verl.utils.seeding import derive_seed
 from verl.utils.tracking import Tracker, make_tracker
-from verl.workers.setup import ActorSetup, RolloutOrder, RolloutSetup
+from verl.workers.setup import ActorSetup, CriticSetup, RolloutOrder, RolloutSetup
 
 
 class PPOTrainer:
@@ -63,8 +71,11 @@ class PPOTrainer:
         self._order, self._val_items = order, tuple(val_items)
         self._workers, self._tracker = workers, tracker
         self._rounds = config.algorithm.rounds_ctrl.scheduler()
+        self._sampler = StepSampler(config, order, self._generate)
+        self._kl_coef = config.reward_kl_coef
         self._steps_done = self._saved_step = self._load(resume_from) if resume_from else 0
         self._is_saving = False
+        self._performance = Performance.of(workers, peak_tflops=config.trainer.peak_tflops_per_device)
 
     def fit(self) -> None:
         """All steps that are left: train, validate, save, log.
@@ -109,19 +120,19 @@ class PPOTrainer:
         with watch.measure("step"):
             self._workers.call_all("start_step", step)
             with watch.measure("gen"):
-                rollout = self._rollout(step)
-            trajectories = rollout.trajectories
-            check_failures(trajectories, self._config.actor_rollout_ref.rollout.max_failed_fraction)
-            batch = DataProto.from_trajectories([t for t in trajectories if not t.masked])
-            batch = self._add_log_probs(batch, watch)
+                rollouts = self._rollout(step)
+            batch = self._add_model_outputs(rollouts.batch(), watch)
             batch, metrics = self._add_advantages(batch)
+            if self._config.needs_critic:
+                with watch.measure("update_critic"):
+                    metrics |= self._update_critic(batch, rollouts, step)
             with watch.measure("update"):
-                metrics |= self._update(batch, trajectories, step)
+                metrics |= self._update_actor(batch, rollouts, step)
             with watch.measure("sync"):
                 self._workers.call_all("sync_weights", step)
         self._steps_done = step
-        metrics |= rollout_metrics(trajectories) | usage_metrics(rollout.usage) | group_metrics(trajectories)
-        return metrics | self._step_metrics(step, batch, watch) | watch.seconds
+        metrics |= self._speed(batch, watch, updates=metrics["training/updates"])
+        return metrics | self._step_metrics(step, batch, rollouts) | watch.seconds
 
     def validate(self) -> dict[str, float]:
         """Metrics ``val/...`` of the current policy over all validation items, at the longest horizon of the run.
@@ -166,6 +177,7 @@ class PPOTrainer:
         return {
             "step": self._steps_done,
             "epoch": self._order.epoch_of(self._steps_done),
+            "kl_coef": self._kl_coef,
             "config": dataclasses.asdict(self._config),
         }
 
@@ -190,86 +202,136 @@ class PPOTrainer:
 
     # ---------------------------------------------------------------------------------------------- parts of a step
 
-    def _rollout(self, step: int) -> Rollout:
-        """``n`` trajectories of each of the step's items with the current policy, item by item."""
+    def _rollout(self, step: int) -> StepRollouts:
+        """The step's trajectories with the current policy."""
         rollout = self._config.actor_rollout_ref.rollout
-        requests = make_requests(
-            self._order.batch(step), n=rollout.n, purpose=f"step{step}", seed=self._config.trainer.seed
+        return self._sampler.sample(
+            step, max_rounds=self._rounds.rounds(step), sampling=_sampling(rollout, rollout.max_tokens)
         )
-        order = RolloutOrder(
-            step=step,
-            max_rounds=self._rounds.rounds(step),
-            sampling=_sampling(rollout, rollout.max_tokens),
-            log_name=f"step{step}",
-        )
-        return self._generate(requests, order)
 
     def _generate(self, requests: Sequence[RolloutRequest], order: RolloutOrder) -> Rollout:
-        # A run that died in this step, perhaps with more workers, left files that must not be mixed with the new ones.
-        shutil.rmtree(trajectory_folder(self._config) / order.log_name, ignore_errors=True)
+        if not order.append:
+            # A run that died in this step, perhaps with more workers, left files that must not be mixed with new ones.
+            shutil.rmtree(trajectory_folder(self._config) / order.log_name, ignore_errors=True)
         return generate(self._workers, requests, order)
 
-    def _add_log_probs(self, batch: DataProto, watch: Stopwatch) -> DataProto:
-        """Old log-probs, unless the only update can take its own for them; the reference's where a KL term is on."""
-        if self._plan.updates_per_step > 1 or self._config.reward_kl_coef > 0:
+    def _add_model_outputs(self, batch: DataProto, watch: Stopwatch) -> DataProto:
+        """Old log-probs, unless the only update can take its own for them; the reference's and values as needed."""
+        config = self._config
+        if self._plan.updates_per_step > 1 or config.reward_kl_coef > 0 or config.algorithm.rollout_is:
             with watch.measure("old_log_prob"):
-                batch = batch.replace(old_log_probs_T=self._log_probs("log_probs", batch))
-        if self._config.needs_reference:
+                batch = batch.replace(old_log_probs_T=self._per_token("log_probs", batch))
+        if config.needs_reference:
             with watch.measure("ref"):
-                batch = batch.replace(ref_log_probs_T=self._log_probs("ref_log_probs", batch))
+                batch = batch.replace(ref_log_probs_T=self._per_token("ref_log_probs", batch))
+        if config.needs_critic:
+            with watch.measure("values"):
+                batch = batch.replace(values_T=self._per_token("values", batch))
         return batch
 
-    def _log_probs(self, method: str, batch: DataProto) -> torch.Tensor:
-        """Log-probs ``T`` of the whole batch, computed in token-balanced shares."""
+    def _per_token(self, method: str, batch: DataProto) -> torch.Tensor:
+        """``T``: what the workers' ``method`` gives for each token, computed in token-balanced shares."""
         shares = balanced_partition(batch.lengths_B.tolist(), self._workers.world_size)
-        parts = [batch.select(share) for share in shares]
+        parts = [batch.select(share).for_model() for share in shares]
         results = self._workers.call_each(method, [(part,) for part in parts])
         joined = DataProto.concat(parts).replace(old_log_probs_T=torch.cat(results))
-        log_probs_T = joined.select(restore_order(shares)).old_log_probs_T
-        assert log_probs_T is not None
-        return log_probs_T
+        values_T = joined.select(restore_order(shares)).old_log_probs_T
+        assert values_T is not None
+        return values_T
 
     def _add_advantages(self, batch: DataProto) -> tuple[DataProto, dict[str, float]]:
-        algorithm, metrics, kl_coef = self._config.algorithm, {}, self._config.reward_kl_coef
-        if kl_coef > 0:
-            batch, kl = apply_kl_penalty(batch, kl_coef=kl_coef, estimator=algorithm.kl_penalty)
-            metrics["rollout/kl_mean"] = kl
+        algorithm = self._config.algorithm
+        metrics: dict[str, float] = {}
+        if self._kl_coef > 0:
+            batch, kl = apply_kl_penalty(batch, kl_coef=self._kl_coef, estimator=algorithm.kl_penalty)
+            metrics |= {"rollout/kl_mean": kl, "rollout/kl_coef": self._kl_coef}
+            self._kl_coef = next_kl_coef(self._kl_coef, kl=kl, num_trajectories=len(batch), config=algorithm.kl_ctrl)
         batch = compute_advantages(batch, algorithm)
-        return batch, metrics | advantage_metrics(batch)
+        metrics |= advantage_metrics(batch)
+        if algorithm.rollout_is:
+            batch, weights = apply_rollout_weights(
+                batch, threshold=algorithm.rollout_is_threshold, level=algorithm.rollout_is_level
+            )
+            metrics |= weights
+        return batch, metrics
 
-    def _update(self, batch: DataProto, trajectories: Sequence[Trajectory], step: int) -> dict[str, float]:
-        """All updates of the step, in one call. Says so, and makes none, when there is nothing to learn from."""
+    def _update_critic(self, batch: DataProto, rollouts: StepRollouts, step: int) -> dict[str, float]:
+        """All updates of the critic in the step."""
+        actor, critic = self._config.actor_rollout_ref.actor, self._config.critic
+        mini_batches = self._mini_batches(
+            batch,
+            rollouts,
+            groups=critic.ppo_mini_batch_size or actor.ppo_mini_batch_size,
+            epochs=critic.ppo_epochs or actor.ppo_epochs,
+            shuffle=actor.shuffle if critic.shuffle is None else critic.shuffle,
+            seed=derive_seed("critic mini-batches", self._config.trainer.seed, step),
+        )
+        return self._train("update_critic", mini_batches)
+
+    def _update_actor(self, batch: DataProto, rollouts: StepRollouts, step: int) -> dict[str, float]:
+        """All updates of the policy in the step. Says so, and makes none, when there is nothing to learn from."""
         actor = self._config.actor_rollout_ref.actor
-        if not has_signal(batch) and not actor.use_kl_loss and not actor.entropy_coeff:
+        if step <= self._plan.critic_warmup:
+            return {"training/updates": 0.0}
+        if not len(batch) or not (has_signal(batch) or actor.use_kl_loss or actor.entropy_coeff):
             print(f"step {step}: every group has equal scores, all advantages are 0: no update is made", flush=True)
             return {"training/updates": 0.0}
-        rows = mini_batch_rows(
-            [t.uid for t in trajectories if not t.masked],
-            list(dict.fromkeys(t.uid for t in trajectories)),
+        mini_batches = self._mini_batches(
+            batch,
+            rollouts,
             groups=actor.ppo_mini_batch_size,
             epochs=actor.ppo_epochs,
             shuffle=actor.shuffle,
             seed=derive_seed("mini-batches", self._config.trainer.seed, step),
         )
-        shared = [share_mini_batch(batch.select(mini_batch), self._workers.world_size) for mini_batch in rows]
-        totals = [mini_batch.totals for mini_batch in shared]
-        calls = [([each.shares[rank] for each in shared], totals) for rank in range(self._workers.world_size)]
-        metrics: dict[str, float] = self._workers.call_each("update", calls)[0]
-        return metrics | {"training/updates": float(len(shared))}
+        return self._train("update", mini_batches) | {"training/updates": float(len(mini_batches))}
 
-    def _step_metrics(self, step: int, batch: DataProto, watch: Stopwatch) -> dict[str, float]:
-        return {
-            "rounds/max_rounds": float(self._rounds.rounds(step)),
-            "training/epoch": float(self._order.epoch_of(step)),
-            "training/tokens": float(batch.num_tokens),
-            "training/sampled_tokens": float(batch.num_sampled_tokens),
-            "perf/tokens_per_s": batch.num_tokens / watch.seconds["timing_s/step"],
-            "perf/max_memory_gib": max(self._workers.call_all("peak_memory_gib")),
+    def _mini_batches(
+        self, batch: DataProto, rollouts: StepRollouts, *, groups: int, epochs: int, shuffle: bool, seed: int
+    ) -> list[SharedMiniBatch]:
+        row_uids = [trajectory.uid for trajectory in rollouts.trained]
+        rows = mini_batch_rows(row_uids, list(rollouts.kept), groups=groups, epochs=epochs, shuffle=shuffle, seed=seed)
+        return [share_mini_batch(batch.select(mini_batch), self._workers.world_size) for mini_batch in rows]
+
+    def _train(self, method: str, mini_batches: Sequence[SharedMiniBatch]) -> dict[str, float]:
+        """An update of the workers' model for each mini-batch, in one call; nothing where there is none."""
+        if not mini_batches:
+            return {}
+        totals = [mini_batch.totals for mini_batch in mini_batches]
+        calls = [([each.shares[rank] for each in mini_batches], totals) for rank in range(self._workers.world_size)]
+        metrics: dict[str, float] = self._workers.call_each(method, calls)[0]
+        return metrics
+
+    def _step_metrics(self, step: int, batch: DataProto, rollouts: StepRollouts) -> dict[str, float]:
+        trajectories = rollouts.trajectories
+        sampled = rollout_metrics(trajectories) | usage_metrics(rollouts.usage) | group_metrics(trajectories)
+        return (
+            sampled
+            | rollouts.metrics()
+            | {
+                "rounds/max_rounds": float(self._rounds.rounds(step)),
+                "training/epoch": float(self._order.epoch_of(step)),
+                "training/tokens": float(batch.num_tokens),
+                "training/sampled_tokens": float(batch.num_sampled_tokens),
+            }
+            | largest(self._workers.call_all("peak_memory_gib"))
+        )
+
+    def _speed(self, batch: DataProto, watch: Stopwatch, *, updates: float) -> dict[str, float]:
+        """Metrics ``perf/...`` of a step with so many updates of the policy."""
+        plan, actor = self._plan, self._config.actor_rollout_ref.actor
+        epochs = {
+            "update": actor.ppo_epochs * updates / plan.updates_per_step,
+            "update_critic": float(self._config.critic.ppo_epochs or actor.ppo_epochs),
         }
+        return self._performance.metrics(batch, watch.seconds, epochs=epochs)
 
     def _load(self, folder: Path) -> int:
         """Take up the checkpoint; the number of steps it has behind it."""
-        step: int = checkpoint.load_trainer_state(folder)["step"]
+        state = checkpoint.load_trainer_state(folder)
+        step: int = state["step"]
+        if self._config.algorithm.kl_ctrl.type == "adaptive":
+            self._kl_coef = state["kl_coef"]
         self._workers.call_all("load", folder)
         self._workers.call_all("sync_weights", step)
         print(f"resumed from {folder}, after step {step}", flush=True)
@@ -344,11 +406,17 @@ def _worker_spec(config: PPOConfig, plan: PPOPlan, device: str) -> WorkerSpec:
     training = ActorSetup(
         actor=branch.actor,
         ref=branch.ref if config.needs_reference else None,
+        critic=_critic_setup(config, plan) if config.needs_critic else None,
         total_updates=plan.total_updates,
         loss_norm_constant=float(data.max_response_length),
     )
     threads = resolve_threads(config.trainer)
     return WorkerSpec("verl.workers.hybrid:HybridWorker", (rollout, training), num_threads=threads, device=device)
+
+
+def _critic_setup(config: PPOConfig, plan: PPOPlan) -> CriticSetup:
+    model = config.critic.model.resolved(config.actor_rollout_ref.model)
+    return CriticSetup(model.absolute(), config.critic, plan.total_critic_updates)
 
 
 def _sampling(config: RolloutConfig | EvalSamplingConfig, max_tokens: int) -> SamplingParams:

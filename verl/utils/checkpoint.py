@@ -29,6 +29,7 @@ from agentgym_rl.errors import AgentGymError, ConfigError
 
 LATEST_FILE = "latest_checkpointed_iteration.txt"
 ACTOR_FOLDER = "actor"
+CRITIC_FOLDER = "critic"
 HUGGINGFACE_FOLDER = "huggingface"
 RANDOM_FOLDER = "random"
 TRAINER_FILE = "trainer.json"

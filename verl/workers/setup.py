@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from agentgym_rl.rollout.collector import TokenLimits
 from agentgym_rl.rollout.sessions import SessionUsage
 from agentgym_rl.types import SamplingParams, Trajectory
-from verl.config import ActorConfig, AgentGymConfig, ModelConfig, RefConfig, RolloutConfig
+from verl.config import ActorConfig, AgentGymConfig, CriticConfig, ModelConfig, RefConfig, RolloutConfig
 from verl.workers.rollout.engine import EngineUsage
 
 
@@ -62,12 +62,24 @@ class RolloutShare:
 
 
 @dataclass(frozen=True)
+class CriticSetup:
+    """What a critic is made of."""
+
+    model: ModelConfig
+    critic: CriticConfig
+    total_updates: int
+    """As in `ActorSetup`."""
+
+
+@dataclass(frozen=True)
 class ActorSetup:
     """What a hybrid worker has beyond a rollout worker."""
 
     actor: ActorConfig
     ref: RefConfig | None
     """None: no KL term needs a reference model."""
+    critic: CriticSetup | None
+    """None: no values are needed."""
     total_updates: int
     """Optimizer steps of the whole run, which the learning rate follows."""
     loss_norm_constant: float
