@@ -130,9 +130,9 @@ class Child:
         self._all = list(self._free)
         self._taken: dict[int, Seat] = {}
 
-    def serve(self) -> None:
-        """Construct the first environment, then answer calls until the server closes the connection."""
-        self._submit(self._free[0], {"n": 0, "call": "prepare"}, self._free[0].prepare)
+    def serve(self, number: int) -> None:
+        """Construct the first environment, which answers call ``number``; then answer calls until the server ends."""
+        self._submit(self._free[0], {"n": number, "call": "prepare"}, self._free[0].prepare)
         while (frame := receive(self._connection)) is not None:
             self._dispatch(*frame)
 
@@ -193,10 +193,12 @@ def main() -> None:
     try:
         if (frame := receive(connection)) is not None:
             header, choices = frame
-            child = Child(load_configured_spec(header["name"], *pickle.loads(choices)), connection)
-            child.serve()
-    except ConfigError as error:
-        connection.sendall(pack({"n": 0, "kind": "fault"}, str(error).encode()))
+            try:
+                child = Child(load_configured_spec(header["name"], *pickle.loads(choices)), connection)
+            except ConfigError as error:
+                connection.sendall(pack({"n": header["n"], "kind": "fault"}, str(error).encode()))
+            else:
+                child.serve(header["n"])
     finally:
         if child is not None:
             child.close()

@@ -198,8 +198,6 @@ class ChildRunner(Runner):
         reader, writer = await asyncio.open_connection(sock=ours)
         child = ChildProcess(process, Link(reader, writer))
         child.watch = asyncio.create_task(self._watch(child))
-        choices = pickle.dumps((self._isolation, self._spec.settings))
-        child.link.send({"name": self._spec.name}, choices)
         try:
             await self._wait_until_ready(child)
         except BaseException:
@@ -211,8 +209,9 @@ class ChildRunner(Runner):
 
     async def _wait_until_ready(self, child: ChildProcess) -> None:
         what, limit_s = f"{self._spec.name}: start of a process", self._isolation.start_timeout_s
+        choices = pickle.dumps((self._isolation, self._spec.settings))
         try:
-            answer, payload = await asyncio.wait_for(child.link.greeting, limit_s)
+            answer, payload = await asyncio.wait_for(child.link.call({"name": self._spec.name}, choices), limit_s)
         except TimeoutError:
             raise EnvironmentFault(f"{what}: not ready within {limit_s:g} s; it was killed") from None
         except LinkBroken:

@@ -54,11 +54,8 @@ class Link:
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
-        self._numbers = itertools.count(1)
+        self._numbers = itertools.count()
         self._waiting: dict[int, asyncio.Future[tuple[dict[str, Any], bytes]]] = {}
-        self.greeting: asyncio.Future[tuple[dict[str, Any], bytes]] = asyncio.get_running_loop().create_future()
-        """What the other side sends unasked as number 0; never set where it does not."""
-        self._waiting[0] = self.greeting
         self._reading = asyncio.create_task(self._read())
         self.broken = False
 
@@ -73,10 +70,6 @@ class Link:
             return await future
         finally:
             del self._waiting[number]
-
-    def send(self, header: dict[str, Any], payload: bytes = b"") -> None:
-        """Send what wants no answer."""
-        self._writer.write(pack(header, payload))
 
     def close(self) -> None:
         """End the connection; calls that wait raise `LinkBroken`."""

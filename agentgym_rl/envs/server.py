@@ -135,7 +135,7 @@ class EnvApp:
         self._data_version = spec.data_version()
         self._runner = runner_for(spec, max_sessions=store.max_sessions)
         self._wire = spec.wire
-        chosen = os.environ.get(TOKEN_VARIABLE, "") if token is None else token
+        chosen = os.environ.get(TOKEN_VARIABLE, "").strip() if token is None else token
         self._authorization = f"Bearer {chosen}".encode() if chosen else None
         self._created: OrderedDict[str, asyncio.Task[Answer]] = OrderedDict()
         self._routes = self._make_routes()
