@@ -198,15 +198,18 @@ class _TimedReader(io.RawIOBase):
 
     def __init__(self, raw: io.RawIOBase, sock: socket.socket, end: float) -> None:
         self._raw, self._sock, self._end = raw, sock, end
+        self._has_read = False
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int | None:
-        left_s = self._end - time.monotonic()
-        if left_s <= 0:
-            raise TimeoutError("the time for the answer is over")
-        self._sock.settimeout(left_s)
+        if self._has_read:  # the first time-out stands already, and one read is enough for most answers
+            left_s = self._end - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError("the time for the answer is over")
+            self._sock.settimeout(left_s)
+        self._has_read = True
         count: int | None = self._raw.readinto(buffer)  # type: ignore[attr-defined]
         return count
 
