@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import PeftModel
 from support.models import tiny_qwen2
 from support.servers import serve_process
 from support.tokenizers import make_tokenizer
@@ -134,6 +135,31 @@ def test_two_ray_workers_do_what_one_does(alone: Path, pair: Path) -> None:
     for row, expected in zip(metrics_of(pair), metrics_of(alone), strict=False):
         for key in ("actor/entropy", "actor/grad_norm", "training/tokens"):
             assert row[key] == pytest.approx(expected[key], rel=1e-3)
+
+
+def test_two_workers_that_share_each_sequence_do_what_one_does(world: Path, alone: Path) -> None:
+    overrides = ("trainer.n_gpus_per_node=2", "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2")
+    shared = train(world, "shared", *overrides, "trainer.total_training_steps=2")
+    for row, expected in zip(metrics_of(shared), metrics_of(alone), strict=False):
+        for key in ("actor/entropy", "actor/grad_norm", "training/tokens"):
+            assert row[key] == pytest.approx(expected[key], rel=1e-3)
+
+
+def test_an_adapter_is_trained_merged_into_the_engine_and_exported_by_itself(world: Path) -> None:
+    overrides = ("trainer.worker_group=local", "actor_rollout_ref.actor.use_kl_loss=True")
+    lora = ("actor_rollout_ref.model.lora_rank=4", "actor_rollout_ref.actor.optim.lr=1e-2")
+    folder = train(world, "lora", *overrides, *lora, "trainer.total_training_steps=2")
+    rows = metrics_of(folder)
+    assert all(row["actor/grad_norm"] > 0 for row in rows)
+    # The second step samples with what the first one learned, and its reference is where the first began.
+    assert rows[1]["training/rollout_probs_diff_max"] < 1e-4 and rows[1]["actor/kl_loss"] > 0
+    actor = folder / "global_step_2" / "actor"
+    merged, base = AutoModelForCausalLM.from_pretrained(actor / "huggingface"), world / "model"
+    adapted = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), str(actor / "lora_adapter"))
+    ids = torch.tensor([[5, 6, 7, 8]])
+    plain = AutoModelForCausalLM.from_pretrained(base)(ids).logits
+    assert torch.allclose(merged(ids).logits, adapted(ids).logits, atol=1e-5)
+    assert not torch.allclose(merged(ids).logits, plain, atol=1e-3)
 
 
 def test_two_steps_and_two_after_a_resume_equal_four_to_the_last_digit(world: Path, alone: Path) -> None:

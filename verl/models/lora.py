@@ -37,7 +37,9 @@ def add_adapter(model: PreTrainedModel, config: ModelConfig) -> None:
     from peft.tuners.lora import Linear, LoraLayer
 
     try:
-        inject_adapter_in_model(adapter_config(config), model, adapter_name=ADAPTER)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)  # the same beginning however many ranks there are, and after a resume
+            inject_adapter_in_model(adapter_config(config), model, adapter_name=ADAPTER)
     except ValueError as error:
         raise ConfigError(f"model.target_modules={config.target_modules!r}: {error}") from error
     for name, layer in model.named_modules():

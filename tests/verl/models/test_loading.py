@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -8,7 +10,16 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 
 from agentgym_rl.errors import ConfigError
 from verl.config import ModelConfig
-from verl.models.loading import check_output_layer, compute_dtype, export_huggingface, load_policy, load_tokenizer
+from verl.models.loading import (
+    check_output_layer,
+    compute_dtype,
+    export_huggingface,
+    freeze,
+    load_policy,
+    load_tokenizer,
+    model_skeleton,
+    read_model,
+)
 
 
 @pytest.fixture(scope="module")
@@ -74,3 +85,49 @@ def test_an_export_holds_everything_that_transformers_loads(tmp_path):
     assert torch.equal(again(input_ids=ids).logits, model(input_ids=ids).logits)
     assert again.generation_config.temperature == 0.6
     assert load_tokenizer(ModelConfig(path=str(tmp_path))).chat_template == tiny_tokenizer().chat_template
+
+
+# --------------------------------------------------------------------------------------- external code, frozen weights
+
+
+def test_an_external_library_is_imported_first_and_brings_its_architecture(tmp_path, monkeypatch):
+    (tmp_path / "my_models.py").write_text(
+        "from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM\n"
+        "class MyConfig(Qwen2Config):\n    model_type = 'my_qwen'\n"
+        "class MyModel(Qwen2ForCausalLM):\n    config_class = MyConfig\n"
+        "AutoConfig.register('my_qwen', MyConfig)\nAutoModelForCausalLM.register(MyConfig, MyModel)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    folder = save_tiny_model(tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": "my_qwen", "architectures": ["MyModel"]}))
+    model, _ = load_policy(ModelConfig(path=str(folder), external_lib="my_models"))
+    assert type(model).__name__ == "MyModel"
+
+
+def test_an_external_library_that_is_not_there_is_named(tmp_path):
+    config = ModelConfig(path=str(save_tiny_model(tmp_path)), external_lib="no_such_library")
+    with pytest.raises(ConfigError, match=r"model\.external_lib='no_such_library': cannot be imported"):
+        load_policy(config)
+
+
+def test_frozen_weights_are_those_whose_names_match():
+    model = tiny_qwen2()
+    freeze(model, ["model.embed_tokens.*", "model.layers.0.*"])
+    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    assert frozen == {name for name, _ in model.named_parameters() if "embed_tokens" in name or ".layers.0." in name}
+
+
+def test_a_pattern_that_freezes_nothing_or_everything_is_an_error():
+    with pytest.raises(ConfigError, match=r"'layers\.0' matches no weight; names are such as model\.embed_tokens"):
+        freeze(tiny_qwen2(), ["layers.0"])
+    with pytest.raises(ConfigError, match="nothing is left to train"):
+        freeze(tiny_qwen2(), ["*"])
+
+
+def test_a_skeleton_has_the_models_structure_and_no_memory(tmp_path):
+    config = ModelConfig(path=str(save_tiny_model(tmp_path)))
+    skeleton, model = model_skeleton(config), read_model(config)
+    assert all(parameter.is_meta for parameter in skeleton.parameters())
+    shapes = {name: (tensor.shape, tensor.dtype) for name, tensor in skeleton.state_dict().items()}
+    assert shapes == {name: (tensor.shape, tensor.dtype) for name, tensor in model.state_dict().items()}

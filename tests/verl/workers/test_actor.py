@@ -8,6 +8,7 @@ from support.batches import random_batch
 from support.models import save_tiny_model, tiny_qwen2
 from transformers import AutoModelForCausalLM
 
+from agentgym_rl.errors import TrainingDiverged
 from verl.config import ActorConfig, ModelConfig, OptimConfig, RefConfig
 from verl.protocol import DataProto
 from verl.trainer.core_algos import BatchTotals, ppo_clip_loss
@@ -185,6 +186,18 @@ def test_a_loss_that_is_not_finite_changes_nothing_and_is_counted(model_config):
     assert 0 < furthest(weights(actor), before) < 1
 
 
+def test_updates_that_stay_not_finite_end_the_run_and_say_what_was_seen(model_config):
+    batch = random_batch(LENGTHS)
+    actor = make_actor(model_config, optim=OptimConfig(lr=1e-3, max_skipped_updates=3))
+    broken = batch.replace(advantages_T=batch.advantages_T * torch.nan)
+    for each in (broken, broken, batch, broken, broken):  # never three in a row
+        update_once(actor, each)
+    with pytest.raises(
+        TrainingDiverged, match=r"3 updates in a row .* loss nan .*optim\.lr=0\.001.*max_skipped_updates"
+    ):
+        update_once(actor, broken)
+
+
 def test_a_batch_without_sampled_tokens_trains_nothing(model_config):
     actor = make_actor(model_config)
     before = weights(actor)
@@ -212,6 +225,10 @@ def test_learning_rate_schedules():
     assert rates(4, lr_warmup_steps=2) == [0.5, 1, 1, 1]
     assert rates(8, lr_warmup_steps=2, lr_schedule="cosine") == pytest.approx(
         [0.5, 1, 1, 0.5 + 0.5 * math.sqrt(0.5), 0.5, 0.5 - 0.5 * math.sqrt(0.5), 0, 0]
+    )
+    # Half way between 1 and .2 is .6; the end is kept however many more updates come.
+    assert rates(8, lr_schedule="cosine", min_lr_ratio=0.2)[3:] == pytest.approx(
+        [0.6, 0.4, 0.6 - 0.4 * math.sqrt(0.75), 0.2, 0.2]
     )
 
 

@@ -1,0 +1,117 @@
+"""One rank of several short trainings over gloo on the same data, each under other settings that must not matter.
+
+Usage: ``python -m support.training_program RANK WORLD PORT MODEL_FOLDER OUT_FOLDER``
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from support.batches import random_batch
+
+from verl.config import ActorConfig, ModelConfig, OptimConfig, RefConfig
+from verl.protocol import DataProto
+from verl.trainer.core_algos import BatchTotals
+from verl.utils import distributed
+from verl.utils.balancing import balanced_partition
+from verl.workers import packed_model
+from verl.workers.actor import Actor
+from verl.workers.reference import make_reference
+
+LENGTHS = [5, 17, 3, 40, 9, 22, 31]
+UPDATES = 3
+TEMPERATURE = 0.8
+
+
+@dataclass(frozen=True)
+class Training:
+    """Settings of one training."""
+
+    actor: Mapping[str, Any] = field(default_factory=dict)
+    model: Mapping[str, Any] = field(default_factory=dict)
+
+
+_LORA = {"lora_rank": 4, "lora_alpha": 8.0}
+_FROZEN = {"freeze": ["model.embed_tokens.*", "*.bias"]}
+_ULYSSES = {"ulysses_sequence_parallel_size": 2}
+TRAININGS = {
+    "micro_1": Training({"ppo_micro_batch_size_per_gpu": 1}),
+    "micro_2": Training({"ppo_micro_batch_size_per_gpu": 2}),
+    "micro_4": Training({"ppo_micro_batch_size_per_gpu": 4}),
+    "packed": Training({"ppo_max_token_len_per_gpu": 50}),
+    "all_at_once": Training({"ppo_max_token_len_per_gpu": 1000}),
+    "ulysses": Training({"ppo_max_token_len_per_gpu": 50, **_ULYSSES}),
+    "ulysses_recomputing": Training(
+        {"ppo_micro_batch_size_per_gpu": 3, **_ULYSSES}, {"enable_gradient_checkpointing": True}
+    ),
+    "lora": Training({"ppo_max_token_len_per_gpu": 50}, _LORA),
+    "lora_ulysses": Training({"ppo_micro_batch_size_per_gpu": 2, **_ULYSSES}, _LORA),
+    "frozen": Training({"ppo_max_token_len_per_gpu": 50}, _FROZEN),
+    "frozen_ulysses": Training({"ppo_micro_batch_size_per_gpu": 2, **_ULYSSES}, _FROZEN),
+}
+
+
+def fixed_batch() -> DataProto:
+    """What all trainings train on."""
+    batch = random_batch(LENGTHS)
+    generator = torch.Generator().manual_seed(5)
+    return batch.replace(old_log_probs_T=-4 + torch.rand(batch.num_tokens, generator=generator))
+
+
+def make_actor(training: Training, model: str) -> tuple[Actor, ModelConfig, ActorConfig]:
+    model_config = ModelConfig(path=model, **training.model)
+    actor_config = ActorConfig(
+        optim=OptimConfig(lr=1e-3, lr_schedule="cosine", lr_warmup_steps=1),
+        use_kl_loss=True,
+        kl_loss_coef=0.1,
+        entropy_coeff=0.01,
+        loss_agg_mode="seq-mean-token-mean",
+        **training.actor,
+    )
+    actor = Actor(
+        model_config, actor_config, device="cpu", temperature=TEMPERATURE, total_updates=UPDATES, loss_norm_constant=1.0
+    )
+    return actor, model_config, actor_config
+
+
+def train(training: Training, model: str, batch: DataProto, rank: int, world_size: int) -> dict[str, Any]:
+    """Three updates; what each reported, and the weights and log-probs in the end."""
+    actor, model_config, actor_config = make_actor(training, model)
+    reference = make_reference(model_config, actor_config, RefConfig(), actor, temperature=TEMPERATURE)
+    share = batch.select(balanced_partition(batch.lengths_B.tolist(), world_size)[rank])
+    share, totals = share.replace(ref_log_probs_T=reference.log_probs(share)), BatchTotals.of(batch)
+    metrics = [actor.update([share], [totals]) for _ in range(UPDATES)]
+    base_change = reference.log_probs(share) - share.ref_log_probs_T
+    return {
+        "metrics": metrics,
+        "weights": dict(actor.state_dict_items()),
+        "log_probs": actor.log_probs(share),
+        "reference_moved": float(base_change.abs().max()),
+    }
+
+
+def _refuse_to_read(*_: object) -> NoReturn:
+    raise AssertionError("a rank other than 0 reads the model: eight of them would hold it eight times")
+
+
+def main(rank: int, world_size: int, port: int, model: str, out: Path) -> None:
+    torch.set_num_threads(1)
+    if world_size > 1:
+        store = dist.TCPStore("127.0.0.1", port, world_size, is_master=rank == 0)
+        distributed.init_process_group(store, rank=rank, world_size=world_size, device=torch.device("cpu"))
+    if rank > 0:
+        packed_model.read_model = _refuse_to_read
+    for name, training in TRAININGS.items():
+        result = train(training, model, fixed_batch(), rank, world_size)
+        torch.save(result, out / f"{name}_{rank}.pt")
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], Path(sys.argv[5]))
