@@ -248,7 +248,10 @@ def _unknown_key(root: type, key: str) -> str:
 
 
 def _nearest(key: str, known: Sequence[str]) -> str | None:
-    """The known key most like ``key``: by the whole path, else by its last name alone."""
+    """The known key most like ``key``: one that ends so, else by the whole path, else by its last name alone."""
+    ending = [known_key for known_key in known if known_key.endswith(f".{key}")]
+    if "." in key and ending:
+        return ending[0]
     by_path = difflib.get_close_matches(key, known, n=1, cutoff=0.75)
     if by_path:
         return by_path[0]

@@ -274,7 +274,7 @@ class PPOTrainer:
         if step <= self._plan.critic_warmup:
             return {"training/updates": 0.0}
         if not len(batch) or not (has_signal(batch) or actor.use_kl_loss or actor.entropy_coeff):
-            print(f"step {step}: every group has equal scores, all advantages are 0: no update is made", flush=True)
+            print(f"step {step}: {_no_signal(rollouts)}: no update is made", flush=True)
             return {"training/updates": 0.0}
         mini_batches = self._mini_batches(
             batch,
@@ -417,6 +417,12 @@ def _worker_spec(config: PPOConfig, plan: PPOPlan, device: str) -> WorkerSpec:
 def _critic_setup(config: PPOConfig, plan: PPOPlan) -> CriticSetup:
     model = config.critic.model.resolved(config.actor_rollout_ref.model)
     return CriticSetup(model.absolute(), config.critic, plan.total_critic_updates)
+
+
+def _no_signal(rollouts: StepRollouts) -> str:
+    if rollouts.is_filtered and not rollouts.kept:
+        return f"no group has different results after {rollouts.num_rounds} rounds of sampling"
+    return "every group has equal scores, all advantages are 0"
 
 
 def _sampling(config: RolloutConfig | EvalSamplingConfig, max_tokens: int) -> SamplingParams:

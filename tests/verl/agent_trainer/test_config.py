@@ -37,8 +37,6 @@ REQUIRED = {
     ),
     "main_sft": ("data.train_file=train.jsonl", "model.path=model"),
 }
-# They come with a value model and with greedy baselines.
-NOT_YET = {"algorithm.adv_estimator=gae", "algorithm.adv_estimator=remax"}
 # A value that only makes sense beside another.
 COMPANIONS = {
     "algorithm.rounds_ctrl.rounds=[10,20,30]": ("algorithm.rounds_ctrl.type=scaling_inter_stepwise",),
@@ -69,10 +67,6 @@ def value_at(config: Any, key: str) -> Any:
 
 @pytest.mark.parametrize(("program", "override"), list(published_overrides()))
 def test_published_overrides_are_accepted(program: str, override: str) -> None:
-    if override in NOT_YET:
-        with pytest.raises(ConfigError, match=r"algorithm\.adv_estimator='\w+': must be one of grpo, rloo, reinforce"):
-            load(program, override)
-        return
     config = load(program, override, *COMPANIONS.get(override, ()))
     key, _, text = override.partition("=")
     value = value_at(config, key)
@@ -134,6 +128,53 @@ def test_a_list_of_rounds_becomes_the_schedule() -> None:
         (["actor_rollout_ref.rollout.val_kwargs.n=0"], "rollout.val_kwargs.n=0: must be at least 1"),
         (["actor_rollout_ref.rollout.val_kwargs.top_p=0"], "rollout.val_kwargs.top_p=0.0: must be in (0, 1]"),
         (["algorithm.kl_ctrl.kl_coef=-1"], "algorithm.kl_ctrl.kl_coef=-1.0: must be at least 0"),
+        (["algorithm.kl_ctrl.type=adaptive"], "kl_coef=0.0 with algorithm.kl_ctrl.type=adaptive: must be above 0"),
+        (
+            [
+                "algorithm.kl_ctrl.type=adaptive",
+                "algorithm.kl_ctrl.kl_coef=0.1",
+                "actor_rollout_ref.actor.use_kl_loss=True",
+            ],
+            "algorithm.kl_ctrl.type='adaptive' with actor_rollout_ref.actor.use_kl_loss=True: must be fixed",
+        ),
+        (["algorithm.kl_ctrl.target_kl=0"], "algorithm.kl_ctrl.target_kl=0.0: must be above 0"),
+        (["algorithm.lam=1.5"], "algorithm.lam=1.5: must be in [0, 1]"),
+        (["algorithm.gamma_turn=0.9"], "algorithm.gamma_turn=0.9 with algorithm.adv_estimator=grpo: must be 1"),
+        (
+            ["algorithm.adv_estimator=gigpo", "algorithm.gamma=0.9"],
+            "algorithm.gamma=0.9 with algorithm.adv_estimator=gigpo: must be 1; its steps are turns",
+        ),
+        (["algorithm.gigpo.mode=std"], "algorithm.gigpo.mode='std': must be one of mean_std_norm, mean_norm"),
+        (["algorithm.rollout_is_level=turn"], "algorithm.rollout_is_level='turn': must be one of token, sequence"),
+        (["algorithm.rollout_is_threshold=0"], "algorithm.rollout_is_threshold=0.0: must be above 0"),
+        (["algorithm.filter_groups.metric=reward"], "filter_groups.metric='reward': must be one of score, seq_reward"),
+        (["algorithm.filter_groups.max_num_gen_batches=0"], "max_num_gen_batches=0: must be at least 1"),
+        (
+            [
+                "algorithm.filter_groups.enable=True",
+                "algorithm.adv_estimator=reinforce_plus_plus",
+                "actor_rollout_ref.rollout.n=1",
+            ],
+            "actor_rollout_ref.rollout.n=1 with algorithm.filter_groups.enable=True: a group needs n >= 2",
+        ),
+        (
+            ["algorithm.adv_estimator=gae", "critic.enable=False"],
+            "critic.enable=False with algorithm.adv_estimator=gae: must be True or null",
+        ),
+        (
+            ["trainer.critic_warmup=3"],
+            "trainer.critic_warmup=3 with algorithm.adv_estimator=grpo: must be 0, since there is no critic",
+        ),
+        (
+            ["algorithm.adv_estimator=gae", "trainer.critic_warmup=3", "trainer.total_training_steps=3"],
+            "trainer.critic_warmup=3 must be below trainer.total_training_steps=3",
+        ),
+        (
+            ["algorithm.adv_estimator=gae", "critic.ppo_mini_batch_size=5"],
+            "critic.ppo_mini_batch_size=5 must divide data.train_batch_size=32",
+        ),
+        (["critic.cliprange_value=0"], "critic.cliprange_value=0.0: must be above 0"),
+        (["critic.ppo_micro_batch_size=4"], "here it is critic.ppo_micro_batch_size_per_gpu"),
         (["trainer.max_actor_ckpt_to_keep=0"], "trainer.max_actor_ckpt_to_keep=0: must be at least 1"),
         (["trainer.resume_from_path=a/global_step_3"], "a path is used only with resume_mode=resume_path"),
         (["trainer.resume_mode=resume_path"], "resume_mode=resume_path needs trainer.resume_from_path"),
@@ -167,6 +208,16 @@ def test_kl_in_the_loss_takes_the_place_of_kl_in_the_reward() -> None:
     both = ("algorithm.kl_ctrl.kl_coef=0.001", "actor_rollout_ref.actor.use_kl_loss=True")
     assert load("main_ppo", both[0]).reward_kl_coef == 0.001
     assert load("main_ppo", *both).reward_kl_coef == 0 and load("main_ppo", *both).needs_reference
+
+
+def test_a_critic_is_as_the_policy_where_nothing_else_is_said() -> None:
+    plain = load("main_ppo", "algorithm.adv_estimator=gae", "actor_rollout_ref.model.lora_rank=8")
+    policy = plain.actor_rollout_ref.model
+    assert plain.needs_critic and plain.critic.model.resolved(policy).path == policy.path
+    assert plain.critic.model.resolved(policy).lora_rank == 0 and plain.critic.optim.lr == 1e-5
+    own = load("main_ppo", "critic.enable=True", "critic.model.path=other")
+    assert own.needs_critic and own.critic.model.resolved(own.actor_rollout_ref.model).path == "other"
+    assert not load("main_ppo").needs_critic
 
 
 def test_flags_may_stand_between_overrides() -> None:
