@@ -398,6 +398,19 @@ def test_the_token_goes_with_every_call_to_the_server_and_nowhere_else(
     assert elsewhere == []
 
 
+def test_a_server_that_wants_a_token_serves_who_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AGENTGYM_TOKEN", raising=False)
+    with serve(build_app(scripted_spec(), token="s3cret")) as url:
+        with pytest.raises(EnvServerError, match="HTTP 401"):
+            ScriptedClient(url)
+        with pytest.raises(ConfigError, match="HTTP 401: the server wants its token in AGENTGYM_TOKEN"):
+            check_server(url, "scripted")
+        monkeypatch.setenv("AGENTGYM_TOKEN", "s3cret")
+        check_server(url, "scripted")
+        with ScriptedClient(url) as client:
+            assert client.reset(1) == "item 1 step 0"
+
+
 def test_without_a_token_nothing_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AGENTGYM_TOKEN", raising=False)
     seen: list[bool] = []

@@ -1,4 +1,7 @@
-"""Scenarios 20 to 28: faults of servers and networks, over real HTTP, injected by a proxy before the real server."""
+"""Scenarios 20 to 28: faults of servers and networks, over real HTTP, injected by a proxy before the real server.
+
+Every kind of fault is tried in every place where it may strike, which takes this file some 30 seconds.
+"""
 
 from __future__ import annotations
 
@@ -136,6 +139,26 @@ def test_a_fault_that_passes_costs_one_attempt_and_no_trajectory(chat: ChatTempl
     assert [(t.stop_reason, t.score) for t in trajectories] == [(StopReason.DONE, 1.0)] * 4
     assert [t.attempt for t in trajectories] == [1, 2, 1, 1]
     assert [turn.observation for turn in trajectories[1].turns] == [f"item 5 step {step}" for step in (1, 2, 3)]
+
+
+def test_the_second_attempt_gets_a_session_of_its_own_although_others_lie_idle(chat: ChatTemplate) -> None:
+    others_done = threading.Semaphore(0)
+
+    def script(call: Call) -> Fault | None:
+        if call.path == "/step" and call.item != 5 and call.step == 2:
+            others_done.release()
+        if call.path == "/step" and (call.item, call.attempt) == (5, 1):
+            return Fault.ERROR_500 if all(others_done.acquire(timeout=60) for _ in range(3)) else None
+        return None
+
+    with serve(build_app(scripted_spec(turns=2))) as upstream, faulty_proxy(upstream, script) as proxy:
+        trajectories = roll_out(proxy.url, chat, range(5, 9))
+    assert [(t.stop_reason, t.attempt) for t in trajectories] == [
+        (StopReason.DONE, attempt) for attempt in (2, 1, 1, 1)
+    ]
+    paths = [call.path for call in proxy.calls if call.path == "/create" or (call.path, call.item) == ("/reset", 5)]
+    assert paths[-2:] == ["/create", "/reset"]
+    assert paths.count("/create") == 5
 
 
 @pytest.mark.parametrize("fault", BREAKS)
