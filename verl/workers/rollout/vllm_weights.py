@@ -21,6 +21,7 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.ipc_engine import IPCWeightTransferUpdateInfo
 from vllm.distributed.weight_transfer.packed_tensor import DEFAULT_PACKED_BUFFER_SIZE_BYTES, packed_ipc_producer
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 SHARED_MEMORY = "shared_memory"
@@ -74,6 +75,11 @@ class SharedMemoryTransfer(WeightTransferEngine[SharedMemoryInitInfo, SharedMemo
 
     def finish_weight_update(self) -> None:
         finalize_layerwise_reload(self.model, self.model_config)
+        # An output layer that shares the embedding's weight gets none of its own, so vLLM leaves it alone: on a CPU it
+        # would go on with the copy that it packed of the old weight.
+        for layer in self.model.modules():
+            if isinstance(layer, ParallelLMHead):
+                layer.quant_method.process_weights_after_loading(layer)
 
     def shutdown(self) -> None:
         pass
