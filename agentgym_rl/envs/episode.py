@@ -114,6 +114,8 @@ def _check_step(environment: Environment, result: Any) -> None:
     if not isinstance(result.observation, str) or not isinstance(result.done, bool):
         raise TypeError(_contract(environment, "step", "a str observation and a bool done", result))
     reward = result.reward
+    if type(reward) is int:
+        return
     if isinstance(reward, bool) or not isinstance(reward, int | float):
         raise TypeError(_contract(environment, "step", "an int or float reward", result))
     if not math.isfinite(reward):

@@ -263,6 +263,25 @@ def commands_for(goal: str, data_idx: int) -> tuple[str, ...]:
     return tuple(shown)
 
 
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """How an item begins."""
+
+    goal: str
+    commands: tuple[str, ...]
+    observation: str
+
+
+@functools.lru_cache(maxsize=2048)
+def _start(data_idx: int) -> _Start:
+    """Kept, because the trajectories of a group begin with the same item at about the same time."""
+    goals = recipe_book().goals
+    goal = goals[data_idx % len(goals)]
+    commands = commands_for(goal, data_idx)
+    observation = "Crafting commands:\n" + "\n".join(commands) + f"\n\nGoal: craft {goal}."
+    return _Start(goal, commands, observation)
+
+
 class _Refused(Exception):
     """An action that has no effect; its text is the reply to the agent."""
 
@@ -283,12 +302,10 @@ class TextCraft(Environment):
     def reset(self, data_idx: int) -> ResetResult:
         if data_idx < 0:
             raise InvalidCall(f"data_idx {data_idx}: must be at least 0")
-        goals = self._book.goals
-        self.goal = goals[data_idx % len(goals)]
-        self.commands = commands_for(self.goal, data_idx)
+        start = _start(data_idx)
+        self.goal, self.commands, self._observation = start.goal, start.commands, start.observation
         self._inventory = Counter()
         self._done = False
-        self._observation = "Crafting commands:\n" + "\n".join(self.commands) + f"\n\nGoal: craft {self.goal}."
         return ResetResult(self._observation)
 
     def step(self, action: str) -> StepResult:

@@ -1,0 +1,304 @@
+"""How environments are served: speeds as ratios within one run, memory per session.
+
+    python scripts/bench/envs.py [textcraft ...] [--clients 64] [--seconds 5]
+
+Server and load run on cores of their own where the machine has two. Each part prints its figures, what is wanted, and
+whether it is reached; the exit status is 1 when something is not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import requests
+import uvloop
+
+from agentgym_rl.envs.benching import memory_bytes, served
+
+ROUNDS = 3
+"""Each speed is measured so often, in turn with what it is compared with; the best of each counts."""
+_SERVER_CORE, _LOAD_CORE = 0, 1
+_WARMUP_S = 0.5
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line chooses."""
+
+    clients: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Target:
+    """A figure and what is wanted of it."""
+
+    name: str
+    value: float
+    wanted: float
+    at_least: bool = True
+
+    @property
+    def reached(self) -> bool:
+        return self.value >= self.wanted if self.at_least else self.value <= self.wanted
+
+    def __str__(self) -> str:
+        relation = "at least" if self.at_least else "at most"
+        verdict = "reached" if self.reached else "MISSED"
+        return f"{self.name:64} {self.value:8.2f}   wanted {relation} {self.wanted:g}: {verdict}"
+
+
+# ---------------------------------------------------------------------------------------------------------------- load
+
+
+class _Client(asyncio.Protocol):
+    """One kept-alive connection that sends its next request as soon as the last one is answered."""
+
+    def __init__(self, requests_: Iterator[bytes], done: asyncio.Future[None]) -> None:
+        self._requests, self._done = requests_, done
+        self._received = b""
+        self.answered = 0
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+        transport.write(next(self._requests))
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        head, separator, body = self._received.partition(b"\r\n\r\n")
+        if not separator or len(body) < _content_length(head):
+            return
+        if not head.startswith(b"HTTP/1.1 200") or b'"error"' in body or b'"detail"' in body:
+            self._done.set_exception(RuntimeError(f"{head!r} {body[:300]!r}"))
+            self._transport.close()
+            return
+        self._received = b""
+        self.answered += 1
+        request = next(self._requests, None)
+        if request is None:
+            self._transport.close()
+            self._done.set_result(None)
+        else:
+            self._transport.write(request)
+
+
+def _content_length(head: bytes) -> int:
+    return int(head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0])
+
+
+def post_bytes(path: str, fields: object) -> bytes:
+    """A whole HTTP request."""
+    body = json.dumps(fields).encode()
+    head = f"POST /{path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+def requests_per_second(url: str, bodies: list[list[bytes]], seconds: float) -> float:
+    """One connection per list of requests, which it repeats for ``seconds``; from a process of its own."""
+    with multiprocessing.get_context("spawn").Pool(1, _pin, (_LOAD_CORE,)) as pool:
+        return pool.apply(_load, (url, bodies, seconds))
+
+
+def _load(url: str, bodies: list[list[bytes]], seconds: float) -> float:
+    return uvloop.run(_load_async(url, bodies, seconds))
+
+
+async def _load_async(url: str, bodies: list[list[bytes]], seconds: float) -> float:
+    await _play(url, bodies, _WARMUP_S)
+    return await _play(url, bodies, seconds)
+
+
+async def _play(url: str, bodies: list[list[bytes]], seconds: float) -> float:
+    address, loop = urlsplit(url), asyncio.get_running_loop()
+    start = time.perf_counter()
+
+    def until_the_end(own: list[bytes]) -> Iterator[bytes]:
+        return itertools.takewhile(lambda _: time.perf_counter() < start + seconds, itertools.cycle(own))
+
+    waiting, clients = [], []
+    for own in bodies:
+        done: asyncio.Future[None] = loop.create_future()
+        _, client = await loop.create_connection(
+            lambda own=own, done=done: _Client(until_the_end(own), done), address.hostname, address.port
+        )
+        waiting.append(done)
+        clients.append(client)
+    await asyncio.gather(*waiting)
+    return sum(client.answered for client in clients) / (time.perf_counter() - start)
+
+
+def _pin(core: int, pid: int = 0) -> None:
+    """Hold a process to one core, where there are two."""
+    if hasattr(os, "sched_setaffinity") and len(os.sched_getaffinity(0)) > 1:
+        os.sched_setaffinity(pid, {sorted(os.sched_getaffinity(0))[core]})
+
+
+# ----------------------------------------------------------------------------------------------------------- baseline
+
+
+def serve_baseline(port: int) -> None:
+    """An empty FastAPI endpoint with pydantic's validation on uvicorn's defaults."""
+    import uvicorn
+    from fastapi import FastAPI
+    from pydantic import BaseModel
+
+    class StepRequest(BaseModel):
+        id: int
+        action: str
+
+    class StepAnswer(BaseModel):
+        observation: str
+        reward: float
+        done: bool
+
+    app = FastAPI()
+
+    # Annotations of local classes cannot be resolved from text.
+    async def step(request: StepRequest) -> StepAnswer:
+        return StepAnswer(observation="Got 1 acacia logs", reward=0, done=False)
+
+    step.__annotations__ = {"request": StepRequest, "return": StepAnswer}
+    app.post("/step")(step)
+    uvicorn.run(app, port=port)
+
+
+@contextmanager
+def baseline() -> Iterator[str]:
+    """The URL of the empty FastAPI endpoint, in a process of its own."""
+    from agentgym_rl.envs.serving import bind
+
+    with bind("127.0.0.1", 0) as free:
+        port = free.getsockname()[1]
+    process = subprocess.Popen(
+        [sys.executable, __file__, "--baseline", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        _pin(_SERVER_CORE, process.pid)
+        url = f"http://127.0.0.1:{port}"
+        _wait_until_it_answers(url, process)
+        yield url
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _wait_until_it_answers(url: str, process: subprocess.Popen[bytes]) -> None:
+    while True:
+        try:
+            requests.post(f"{url}/step", json={"id": 1, "action": "x"}, timeout=5).raise_for_status()
+            return
+        except requests.ConnectionError:
+            if process.poll() is not None:
+                raise SystemExit("the FastAPI endpoint did not start: pip install 'agentgym-rl[dev]'") from None
+            time.sleep(0.05)
+
+
+# ---------------------------------------------------------------------------------------------------------- TextCraft
+
+
+def bench_textcraft(options: Options) -> list[Target]:
+    """Steps over HTTP against an empty FastAPI endpoint, batches against single calls, a thousand sessions."""
+    single, batched, empty = 0.0, 0.0, 0.0
+    with served("textcraft") as (url, pid), baseline() as empty_url:
+        _pin(_SERVER_CORE, pid)
+        episodes = _episodes(url, options.clients)
+        batches = [[post_bytes("batch", {"calls": _batch_calls(episode, 32)})] for episode in episodes]
+        steps = [[post_bytes(path, fields) for path, fields in episode] for episode in episodes]
+        nothing = [[post_bytes("step", {"id": 2**52, "action": "get 1 acacia logs"})] for _ in episodes]
+        for _ in range(ROUNDS):
+            empty = max(empty, requests_per_second(empty_url, nothing, options.seconds))
+            single = max(single, requests_per_second(url, steps, options.seconds))
+            batched = max(batched, 32 * requests_per_second(url, batches, options.seconds))
+    print(f"TextCraft, {options.clients} clients: {single:.0f} calls/s; in batches of 32 {batched:.0f}")
+    print(f"empty FastAPI endpoint: {empty:.0f} calls/s")
+    return [
+        Target("TextCraft calls/s over those of an empty FastAPI endpoint", single / empty, 1.2),
+        Target("TextCraft calls/s in batches of 32 over single ones", batched / single, 5),
+        many_sessions("textcraft", options, max_kb=50),
+    ]
+
+
+def _episodes(url: str, clients: int) -> list[list[tuple[str, dict[str, Any]]]]:
+    """For each client the calls of the planner's episode of an item: a reset and its steps."""
+    from agentgym_rl.envs.textcraft.environment import recipe_book
+    from agentgym_rl.envs.textcraft.planner import plan
+
+    goals, calls = recipe_book().goals, []
+    for number in range(clients):
+        handle = requests.post(f"{url}/create", timeout=10).json()["id"]
+        item = number * len(goals) // clients
+        steps = [("step", {"id": handle, "action": action}) for action in plan(goals[item])]
+        calls.append([("reset", {"id": handle, "data_idx": item}), *steps])
+    return calls
+
+
+def _batch_calls(episode: list[tuple[str, dict[str, Any]]], count: int) -> list[dict[str, Any]]:
+    """``count`` calls that begin with the episode's reset and repeat it as a whole as often as fits."""
+    repeated = itertools.islice(itertools.cycle(episode), count)
+    return [{"path": f"/{path}", "body": fields} for path, fields in repeated]
+
+
+def many_sessions(task: str, options: Options, *, count: int = 1000, max_kb: float) -> Target:
+    """Memory of a session when ``count`` live in one server process; each is created, reset, stepped and closed."""
+    from agentgym_rl.client.connection import Connection
+    from agentgym_rl.envs.registry import get_spec
+
+    spec = get_spec(task)
+    handle_field, index_field = spec.wire.handle_field, spec.wire.index_field
+    with served(task, ["--max-sessions", str(count + 1)]) as (url, pid):
+        connection = Connection(url, timeout_s=300, max_retries=0)
+        warm = connection.post("create", {}).content[handle_field]
+        for item in range(count):  # what all sessions share is loaded before the count begins
+            connection.post("reset", {handle_field: warm, index_field: item % spec.num_items})
+        before, start = memory_bytes(pid), time.perf_counter()
+        handles = [connection.post("create", {}).content[handle_field] for _ in range(count)]
+        for number, handle in enumerate(handles):
+            connection.post("reset", {handle_field: handle, index_field: number % spec.num_items})
+            reply = connection.post("step", {handle_field: handle, "action": spec.client.example_action})
+            assert reply.status == 200, reply
+        grown_kb = (memory_bytes(pid) - before) / count / 1000
+        for handle in [warm, *handles]:
+            assert connection.post("close", {handle_field: handle}).content is True
+        left = connection.get("health").content["sessions"]
+        connection.close()
+    assert left == 0, f"{left} sessions are left"
+    print(f"{task}: {count} sessions created, reset, stepped and closed in {time.perf_counter() - start:.1f} s")
+    return Target(f"{task}: kB per session, {count} live in one process", grown_kb, max_kb, at_least=False)
+
+
+BENCHES: dict[str, Callable[[Options], list[Target]]] = {"textcraft": bench_textcraft}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("tasks", nargs="*", metavar="TASK", help=f"default: all of {', '.join(BENCHES)}")
+    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--baseline", type=int, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.baseline is not None:
+        serve_baseline(arguments.baseline)
+        return 0
+    if unknown := [task for task in arguments.tasks if task not in BENCHES]:
+        parser.error(f"no bench for {', '.join(unknown)}: choose among {', '.join(BENCHES)}")
+    options = Options(arguments.clients, arguments.seconds)
+    targets = [target for task in arguments.tasks or BENCHES for target in BENCHES[task](options)]
+    print(*targets, sep="\n")
+    return 0 if all(target.reached for target in targets) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
