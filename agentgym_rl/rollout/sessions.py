@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from queue import SimpleQueue
 from threading import Thread
@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 _CLOSE_WAIT_S = 10.0
 """Longest wait for the sessions of a rollout to close; what takes longer goes on in its own thread."""
+_HANG_WAIT_S = 1.0
+"""The same for sessions that are in the middle of a call."""
 _T = TypeVar("_T")
 
 
@@ -184,6 +186,7 @@ class SessionPool:
         """Sessions being opened, the oldest first, and who sees to them; never fewer than are waited for."""
         self._fresh_waiting = 0
         self._closing: list[Future[None]] = []
+        self._hanging: list[Future[None]] = []
         self._num_open = self._peak = self._retries = 0
 
     @property
@@ -223,15 +226,18 @@ class SessionPool:
         self._num_open -= 1
         self._retries += session.retries
         closed = session.close()
-        if not hangs:
-            self._closing.append(closed)
+        (self._hanging if hangs else self._closing).append(closed)
 
     async def close(self) -> None:
-        """Close every session and wait for it, except for those that hang in a call."""
+        """Close every session and wait for it; for those that are in a call only a moment."""
         while self._opening:
             self._abandon_oldest_opening()
         while self._idle:
             self.discard(self._idle.pop())
+        if self._hanging:
+            # Most calls are just being answered. Beside the loop, whose futures would take back a close that waits.
+            await asyncio.to_thread(wait, self._hanging, timeout=_HANG_WAIT_S)
+            self._hanging.clear()
         if not self._closing:
             return
         closing = [asyncio.wrap_future(future) for future in self._closing]

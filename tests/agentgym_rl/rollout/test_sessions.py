@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import random
 import threading
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -147,5 +148,45 @@ def test_an_inline_client_that_cannot_be_made_fails_its_trajectory_only():
         with pytest.raises(EnvServerError, match="no world"):
             await pool.acquire()
         await pool.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_session_whose_call_is_just_being_answered_is_closed_before_the_pool_is():
+    answered, closed = threading.Event(), []
+
+    class Client(_Client):
+        def close(self) -> None:
+            closed.append("closed")
+
+    async def scenario() -> None:
+        pool = SessionPool(Client)
+        session = await pool.acquire()
+        call = asyncio.create_task(session.call(lambda client: answered.wait()))
+        await asyncio.sleep(0)
+        call.cancel()
+        pool.discard(session)
+        closing = asyncio.create_task(pool.close())
+        await asyncio.sleep(0)
+        answered.set()
+        await closing
+        assert closed == ["closed"]
+        assert (pool.usage.peak, pool.usage.retries) == (1, 0)
+
+    asyncio.run(scenario())
+
+
+def test_sessions_and_their_retries_are_counted():
+    async def scenario() -> None:
+        pool = SessionPool(lambda: SimpleNamespace(close=lambda: None, retries=3))
+        first, second = await pool.acquire(), await pool.acquire()
+        pool.put_back(first)
+        assert await pool.acquire() is first
+        pool.discard(second)
+        third = await pool.acquire()
+        for session in (first, third):
+            pool.put_back(session)
+        await pool.close()
+        assert (pool.usage.peak, pool.usage.retries) == (2, 9)
 
     asyncio.run(scenario())

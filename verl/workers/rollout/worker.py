@@ -102,9 +102,9 @@ class RolloutWorker:
                     raise Interrupted("the rollout was given up")
             return task.result()
         finally:
-            if not task.done():
+            if not task.cancelling():  # A second time would break off the closing of sessions.
                 task.cancel()
-                await asyncio.wait([task])
+            await asyncio.wait([task])
 
     async def _share(self, requests: Sequence[RolloutRequest], order: RolloutOrder) -> RolloutShare:
         began, before = time.perf_counter(), self._engine.usage()
