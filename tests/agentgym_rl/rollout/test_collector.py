@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import sys
 import threading
 import time
 from collections import Counter
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -380,6 +382,24 @@ def test_every_turn_has_a_seed_of_its_own_that_a_retry_repeats(chat):
     assert len(set(seeds)) == 3
     assert seeds == seeds[:2] + seeds[:2] + seeds[4:]
     assert {sampling.temperature for _, _, sampling in engine.requests} == {0.7}
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_interpreters_switch_interval_is_as_before_after_a_rollout(chat, fails):
+    seen = []
+
+    def script(item, step, text):
+        seen.append(sys.getswitchinterval())
+        if fails:
+            raise ConfigError("a programming error")
+        return ends_after(1)(item, step, text)
+
+    before = sys.getswitchinterval()
+    with pytest.raises(ConfigError) if fails else nullcontext():
+        roll_out(make_requests([0]), chat, script)
+    assert sys.getswitchinterval() == before
+    assert seen
+    assert seen == pytest.approx([0.05] * len(seen))
 
 
 def test_settings_that_cannot_work_are_refused():
