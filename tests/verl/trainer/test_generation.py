@@ -111,3 +111,14 @@ def test_results_of_other_settings_are_not_mixed_in(evaluate: Evaluate) -> None:
     evaluate(items=1)
     with pytest.raises(ConfigError, match=r"rollout\.temperature=0\.5: .* holds results made with 1\.0"):
         evaluate("rollout.temperature=0.5", items=1)
+
+
+def test_sessions_are_spread_over_several_servers(evaluate: Evaluate, tmp_path: Path) -> None:
+    scripts = [Script(turns=2), Script(turns=2)]
+    with serve(build_app(parity_spec(scripts[0]))) as first, serve(build_app(parity_spec(scripts[1]))) as second:
+        report = evaluate(f"agentgym.env_addr=[{first},{second}]", "data.batch_size=6", items=6)
+    assert report.overall.num_items == 6
+    assert [len(script.executed) > 0 for script in scripts] == [True, True]
+    assert [script.open for script in scripts] == [0, 0]
+    steps = Counter((item, step) for script in scripts for item, step, _ in script.executed)
+    assert steps == {(item, step): 2 for item in range(6) for step in (1, 2)}
