@@ -15,6 +15,7 @@ from agentgym_rl.data.items import load_items, overlap
 from agentgym_rl.envs.registry import get_spec
 from agentgym_rl.errors import ConfigError, EnvUnreachable
 from agentgym_rl.types import Item
+from verl.agent_trainer.capacity import hold_to_capacity
 from verl.config import AgentGymConfig, GenerationConfig, ModelConfig, PPOConfig, SFTConfig
 from verl.utils.devices import resolve_device
 from verl.utils.tracking import check_loggers
@@ -54,6 +55,8 @@ def check_ppo_inputs(config: PPOConfig) -> RunItems:
     if branch.rollout.rollout_log_dir is not None:
         check_output_folder("actor_rollout_ref.rollout.rollout_log_dir", branch.rollout.rollout_log_dir)
     check_environment(branch.agentgym)
+    train, val = config.data.train_batch_size * branch.rollout.n, len(items.val) * branch.rollout.val_kwargs.n
+    hold_to_capacity(branch.agentgym, num_workers=config.trainer.world_size, at_once=max(train, val))
     return items
 
 
@@ -67,6 +70,8 @@ def check_generation_inputs(config: GenerationConfig) -> tuple[Item, ...]:
     check_model_path(config.model)
     check_output_folder("rollout.rollout_log_dir", config.rollout.rollout_log_dir)
     check_environment(config.agentgym)
+    at_once = min(config.data.batch_size, len(items)) * config.data.n_samples
+    hold_to_capacity(config.agentgym, num_workers=config.trainer.world_size, at_once=at_once)
     return items
 
 

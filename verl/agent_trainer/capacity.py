@@ -1,0 +1,45 @@
+"""Fits the trajectories that a run has in flight to the room that the environment servers have."""
+
+from __future__ import annotations
+
+import sys
+
+from agentgym_rl.client.capacity import read_capacity
+from agentgym_rl.errors import ConfigError
+from verl.config import AgentGymConfig
+
+
+def hold_to_capacity(config: AgentGymConfig, *, num_workers: int, at_once: int) -> None:
+    """Lower ``config.max_concurrency``, in place, to a worker's share of the servers' places, and say so.
+
+    A worker keeps its sessions from trajectory to trajectory. If those of one could fill the servers, another would
+    wait for a place until its requests time out, which would look like faults of the environment.
+    ``at_once``: most trajectories that the run would have in flight. Raises `ConfigError` when the servers have fewer
+    places than the run has workers, and warns when others hold too many of them.
+    """
+    capacity = read_capacity(config.env_addr)
+    if capacity is None:
+        return
+    where = f"agentgym.env_addr={config.env_addr}"
+    if capacity.total < num_workers:
+        raise ConfigError(
+            f"{where}: room for {capacity.total} sessions for {num_workers} workers, each of which needs at least one; "
+            f"start the server with --max-sessions {max(at_once, num_workers)}"
+        )
+    wanted = min(at_once, num_workers * config.max_concurrency)
+    if capacity.total < wanted:
+        config.max_concurrency = capacity.total // num_workers
+        _warn(
+            f"{where}: room for {capacity.total} sessions, where {wanted} trajectories could run at once: "
+            f"agentgym.max_concurrency is {config.max_concurrency} for each of {num_workers} workers; "
+            f"start the server with --max-sessions {wanted} to run them all"
+        )
+    elif capacity.total - capacity.taken < wanted:
+        _warn(
+            f"{where}: others hold {capacity.taken} of its {capacity.total} sessions, which leaves fewer than the "
+            f"{wanted} trajectories that could run at once; those of a killed run go after the server's --session-ttl"
+        )
+
+
+def _warn(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr, flush=True)
