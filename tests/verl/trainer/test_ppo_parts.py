@@ -67,6 +67,14 @@ def test_mini_batches_hold_whole_groups_and_leave_out_what_faults_removed() -> N
     assert mini_batch_rows(rows, groups, groups=1, epochs=2, shuffle=False, seed=0) == [[0, 1], [2], [3, 4]] * 2
 
 
+def test_groups_that_dynamic_sampling_did_not_find_make_a_mini_batch_smaller() -> None:
+    rows, groups = ["a", "a", "b", "c"], ["a", "b", "c"]
+    assert mini_batch_rows(rows, groups, groups=2, epochs=1, shuffle=False, seed=0) == [[0, 1, 2], [3]]
+    shuffled = mini_batch_rows(rows, groups, groups=2, epochs=3, shuffle=True, seed=0)
+    assert sorted(chain(*shuffled)) == sorted([0, 1, 2, 3] * 3)
+    assert mini_batch_rows([], [], groups=2, epochs=1, shuffle=False, seed=0) == []
+
+
 def test_shuffled_mini_batches_differ_between_epochs_and_hold_each_row_once_in_each() -> None:
     uids = [str(index) for index in range(8)]
     batches = mini_batch_rows(uids, uids, groups=2, epochs=2, shuffle=True, seed=5)
@@ -131,7 +139,27 @@ def test_the_plan_says_the_resolved_numbers() -> None:
     assert "32 items x n 4 = 128 trajectories, 8 updates of 16; 6 steps" in text
     assert "rounds: 10 in steps 1-2, 20 in steps 3-4, 30 in steps 5-6" in text
     assert "1 worker (ray, cpu, 3 threads each" in text
-    assert plan.total_updates == 48
+    assert plan.total_updates == 48 and plan.total_critic_updates == 0
+
+
+def test_the_plan_counts_updates_of_policy_and_critic_apart() -> None:
+    overrides = [
+        "data.train_file=x",
+        "data.train_batch_size=32",
+        "actor_rollout_ref.agentgym.task_name=x",
+        "actor_rollout_ref.agentgym.env_addr=http://127.0.0.1:1",
+        "actor_rollout_ref.model.path=x",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=16",
+        "algorithm.adv_estimator=gae",
+        "critic.ppo_mini_batch_size=8",
+        "critic.ppo_epochs=3",
+        "trainer.critic_warmup=2",
+        "trainer.total_training_steps=5",
+    ]
+    config = load_config(PPOConfig, parse_command_line(overrides, program="test", config_name="ppo_trainer"))
+    plan = PPOPlan.of(config, num_items=100, num_val_items=0, steps_per_epoch=3)
+    assert plan.total_updates == 3 * 2 and plan.total_critic_updates == 5 * 12
+    assert "12 updates of the critic a step; alone in the first 2 steps" in plan.describe(config, "cpu")
 
 
 def test_the_driver_does_not_import_what_only_workers_need() -> None:
