@@ -51,6 +51,9 @@ from verl.utils.seeding import derive_seed
 from verl.utils.tracking import Tracker, make_tracker
 from verl.workers.setup import ActorSetup, CriticSetup, RolloutOrder, RolloutSetup
 
+_ORDER_KEYS = ("data.seed", "data.shuffle", "data.train_batch_size", "data.train_file")
+"""What decides which items a step sees."""
+
 
 class PPOTrainer:
     """Trains a policy by multi-turn RL with the workers it is given."""
@@ -335,6 +338,9 @@ class PPOTrainer:
         self._workers.call_all("load", folder)
         self._workers.call_all("sync_weights", step)
         print(f"resumed from {folder}, after step {step}", flush=True)
+        changed = checkpoint.changed_keys(state["config"], dataclasses.asdict(self._config), _ORDER_KEYS)
+        for key, (before, now) in changed.items():
+            print(f"warning: {key} was {before!r} until then and is {now!r} now: other items follow", flush=True)
         return step
 
 

@@ -19,7 +19,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -232,6 +232,24 @@ def load_trainer_state(folder: Path) -> dict[str, Any]:
         return json.loads((folder / TRAINER_FILE).read_text())
     except FileNotFoundError as error:
         raise ConfigError(f"{folder} has no {TRAINER_FILE}: it is not a checkpoint of a training run") from error
+
+
+def changed_keys(saved: Mapping[str, Any], now: Mapping[str, Any], keys: Sequence[str]) -> dict[str, tuple[Any, Any]]:
+    """Of dotted ``keys``, those with another value in the configuration ``now`` than in ``saved``: both values."""
+    changed = {}
+    for key in keys:
+        before, after = _value_at(saved, key), _value_at(now, key)
+        if before != after:
+            changed[key] = (before, after)
+    return changed
+
+
+def _value_at(config: Mapping[str, Any], key: str) -> Any:
+    """None where there is no such key."""
+    value: Any = config
+    for name in key.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -125,6 +125,12 @@ def test_resume_at_an_epochs_end_goes_on_with_the_next_epoch(train: Run) -> None
     assert [row["training/epoch"] for row in metrics_of(folder)] == [0] * 4 + [1] * 4
 
 
+def test_a_resumed_run_says_which_changes_give_it_other_items(train: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    train("trainer.total_training_steps=1", "data.seed=3")
+    train("trainer.total_training_steps=2", "data.seed=4")
+    assert "warning: data.seed was 3 until then and is 4 now: other items follow" in capsys.readouterr().out
+
+
 def test_a_run_that_is_complete_is_not_run_again(train: Run, capsys: pytest.CaptureFixture[str]) -> None:
     train("trainer.total_training_steps=1")
     capsys.readouterr()

@@ -97,3 +97,10 @@ def test_resuming_from_what_is_no_checkpoint_is_an_error(tmp_path, path):
 def test_a_folder_without_driver_state_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"has no trainer\.json"):
         checkpoint.load_trainer_state(tmp_path)
+
+
+def test_keys_that_changed_since_a_checkpoint_are_found():
+    saved = {"data": {"seed": 0, "shuffle": True, "train_file": "a"}, "seed": 1}
+    now = {"data": {"seed": 3, "shuffle": True, "train_file": "a", "new": 4}, "seed": 2}
+    keys = ["data.seed", "data.shuffle", "data.new", "data.seed.deeper", "absent.key"]
+    assert checkpoint.changed_keys(saved, now, keys) == {"data.seed": (0, 3), "data.new": (None, 4)}
