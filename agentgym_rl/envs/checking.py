@@ -350,8 +350,24 @@ def _step(environment: Environment, action: str) -> Moment:
 
 
 def _expect_equal(where: str, seen: object, expected: object) -> None:
-    if seen != expected:
-        raise _Difference(f"{where}: {_shown(seen)} instead of {_shown(expected)}")
+    """Raise `_Difference` that shows the first place where the two differ."""
+    if seen == expected:
+        return
+    if isinstance(seen, Moment) and isinstance(expected, Moment):
+        for name in ("observation", "reward", "done"):
+            _expect_equal(f"{where}: {name}", getattr(seen, name), getattr(expected, name))
+    if isinstance(seen, list | tuple) and isinstance(expected, list | tuple):
+        for number, (one, other) in enumerate(zip(seen, expected, strict=False)):
+            _expect_equal(f"{where}, entry {number}", one, other)
+    if isinstance(seen, str) and isinstance(expected, str):
+        begin = max(0, _first_difference(seen, expected) - 20)
+        where, seen, expected = f"{where} from character {begin}", seen[begin:], expected[begin:]
+    raise _Difference(f"{where}: {_shown(seen)} instead of {_shown(expected)}")
+
+
+def _first_difference(one: str, other: str) -> int:
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((position for position, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def _shown(value: object) -> str:
@@ -368,7 +384,7 @@ def _holdings() -> dict[str, int]:
     return holdings
 
 
-def _settled(before: dict[str, int], patience_s: float = 10.0) -> dict[str, int]:
+def _settled(before: dict[str, int], patience_s: float = 3.0) -> dict[str, int]:
     """The holdings once what is on its way out has gone."""
     end = time.monotonic() + patience_s
     after = _holdings()

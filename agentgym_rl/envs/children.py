@@ -155,6 +155,7 @@ class ChildRunner(Runner):
         self._start_ahead()
         child = await task
         child.sessions += 1
+        self._children.append(child)
         return child
 
     def _leave(self, episode: PlacedEpisode) -> None:
@@ -185,10 +186,16 @@ class ChildRunner(Runner):
         return task
 
     def _started(self, task: asyncio.Task[ChildProcess]) -> None:
+        """Keep a child that nobody waits for; who does takes it without others coming between."""
+        unclaimed = task in self._starting
         self._starting.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            # Nobody may wait for it; who needs a child starts another one and is told.
+        if task.cancelled():
+            return
+        if (error := task.exception()) is not None:
+            # Not tried again: who needs a child starts another one, and is told.
             log.error("%s", error)
+        elif unclaimed:
+            self._children.append(task.result())
 
     async def _start_child(self) -> ChildProcess:
         """A child whose first environment stands."""
@@ -204,7 +211,6 @@ class ChildRunner(Runner):
             child.kill()
             await child.watch
             raise
-        self._children.append(child)
         return child
 
     async def _wait_until_ready(self, child: ChildProcess) -> None:

@@ -45,7 +45,7 @@ class Isolation:
     """True when the environment of a closed session serves the next one: `reset` must leave nothing over. Otherwise it
     is closed, and another one constructed in its child."""
     call_timeout_s: float = 120.0
-    """A child that does not answer one call for so long is killed."""
+    """A child that does not answer one call for so long, its wait for the thread included, is killed."""
     start_timeout_s: float = 120.0
     """The same for the start of a child and for ``/create``."""
     source: str = ""

@@ -20,6 +20,7 @@ from importlib.metadata import version
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import parse_qsl
 
+from agentgym_rl.client.connection import TOKEN_VARIABLE
 from agentgym_rl.envs.base import InvalidCall
 from agentgym_rl.envs.metrics import Metrics, as_prometheus
 from agentgym_rl.envs.openapi import openapi_document
@@ -30,8 +31,6 @@ from agentgym_rl.envs.wire import MalformedRequest, decode_object, encode, read_
 
 MAX_BODY_BYTES = 4 * 2**20
 MAX_BATCH_CALLS = 1024
-TOKEN_VARIABLE = "AGENTGYM_TOKEN"
-"""Environment variable with the bearer token that every request must carry; unset or empty: none is needed."""
 BATCHED_PATHS = ("/create", "/reset", "/step", "/close")
 _REMEMBERED_CREATES = 4096
 """Creates whose answer is kept by request id."""

@@ -9,34 +9,19 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from agentgym_rl.envs.serving import Server, bind, url_of
+from agentgym_rl.envs.serving import running
 
 _START_S = 60.0
 
 
-@contextmanager
-def serve(app: Any, *, host: str = "127.0.0.1", port: int = 0) -> Iterator[str]:
-    """The URL of ``app``, which runs in a thread of this process until the block ends."""
-    listener = bind(host, port)
-    ready = threading.Event()
-    server = Server(app, on_ready=ready.set)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="test-server", daemon=True)
-    thread.start()
-    try:
-        assert ready.wait(_START_S), "the server did not start"
-        yield url_of(listener)
-    finally:
-        server.should_exit = True
-        thread.join(_START_S)
-        listener.close()
+serve = running
+"""The URL of an application, which runs in a thread of this process until the block ends."""
 
 
 @dataclass(frozen=True)

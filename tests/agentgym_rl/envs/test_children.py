@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -149,3 +153,39 @@ def test_children_without_sessions_are_kept_in_the_number_asked_for() -> None:
         while sum(psutil.pid_exists(child) for child, _ in processes) > 1:
             assert time.monotonic() < end
             time.sleep(0.05)
+
+
+def test_sessions_created_at_once_share_no_place() -> None:
+    with serve(build_app(isolated(started_ahead=2))) as url, ThreadPoolExecutor(6) as threads:
+        handles = list(threads.map(lambda _: create(url), range(6)))
+        assert len({pids(url, handle)[0] for handle in handles}) == 6
+
+
+SERVER = """
+from support.isolated import SPEC
+from agentgym_rl.envs.server import build_app
+from agentgym_rl.envs.serving import Server, bind, url_of
+
+listener = bind("127.0.0.1", 0)
+Server(build_app(SPEC), on_ready=lambda: print(url_of(listener), flush=True)).run(sockets=[listener])
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("hanging", [False, True])
+def test_no_child_outlives_the_server(number: signal.Signals, hanging: bool) -> None:
+    process = subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        url = process.stdout.readline().strip()
+        handle = create(url)
+        processes = pids(url, handle)
+        if hanging:
+            with pytest.raises(requests.Timeout):
+                requests.post(f"{url}/step", json={"id": handle, "action": "hang"}, timeout=0.3)
+        process.send_signal(number)
+        assert process.wait(30) == -number
+        wait_until_gone(*processes)
+    finally:
+        process.kill()
+        process.communicate()

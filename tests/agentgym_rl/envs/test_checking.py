@@ -1,0 +1,189 @@
+"""``agentgym-rl check``: each kind of fault is found by the check that is about it, with its first difference."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from support.dialect_b import QUIZ_SPEC, Quiz
+
+from agentgym_rl.cli import main
+from agentgym_rl.envs import registry
+from agentgym_rl.envs.base import InvalidCall, ResetResult, StepResult
+from agentgym_rl.envs.checking import Verdict, check_environment, sample_items
+from agentgym_rl.envs.registry import EnvSpec
+
+pytestmark = pytest.mark.server
+
+CALLS = itertools.count()
+
+
+class Drifting(Quiz):
+    """Says something else each time."""
+
+    def reset(self, data_idx: int) -> ResetResult:
+        super().reset(data_idx)
+        self._seen += f" ({next(CALLS)})"
+        return ResetResult(self._seen)
+
+
+class Sticky(Quiz):
+    """Remembers tries over a reset."""
+
+    _steps = 0
+
+    def step(self, action: str) -> Any:
+        result = super().step(action)
+        self._steps += 1
+        self._seen = f"{self._seen} {self._steps}"
+        return replace(result, observation=self._seen)
+
+
+class Generous(Quiz):
+    """Pays again after the end."""
+
+    def step(self, action: str) -> Any:
+        self._done = False
+        return super().step(action)
+
+
+class Rich(Quiz):
+    """Pays more than the maximal score."""
+
+    def step(self, action: str) -> Any:
+        return replace(super().step(action), reward=2)
+
+
+class Fragile(Quiz):
+    """Breaks at what is no action."""
+
+    def step(self, action: str) -> Any:
+        if action.strip() == "":
+            raise IndexError("list index out of range")
+        return super().step(action)
+
+
+class Gullible(Quiz):
+    """Rewards a text that claims to have won."""
+
+    def step(self, action: str) -> Any:
+        return super().step(str(self._item) if "I win" in action else action)
+
+
+class Tuples(Quiz):
+    def step(self, action: str) -> Any:
+        return super().step(action).observation, 0.0, False
+
+
+class Forgetful(Quiz):
+    """Observes something else than it answered."""
+
+    def observation(self) -> str:
+        return "nothing"
+
+
+class Shared(Quiz):
+    """Keeps its state where all sessions find it."""
+
+    _steps = 0
+
+    def reset(self, data_idx: int) -> ResetResult:
+        Shared._steps = 0
+        return super().reset(data_idx)
+
+    def step(self, action: str) -> Any:
+        import time
+
+        time.sleep(0.01)
+        Shared._steps += 1
+        result = super().step(action)
+        self._seen = f"{self._seen} {Shared._steps}"
+        return replace(result, observation=self._seen)
+
+
+class Leaking(Quiz):
+    """Never closes its file."""
+
+    files: list[Any] = []  # noqa: RUF012
+
+    def __init__(self) -> None:
+        self.files.append(open(__file__))  # noqa: SIM115 - the leak
+
+
+def spec_of(environment: Callable[[], Any], **changes: Any) -> EnvSpec:
+    return replace(QUIZ_SPEC, environment=environment, runs_inline=False, **changes)
+
+
+def failures(spec: EnvSpec) -> dict[str, str]:
+    results = check_environment(spec, [0, 7, 42], steps=6)
+    return {result.name: result.detail for result in results if result.verdict == Verdict.FAILED}
+
+
+@pytest.mark.parametrize(
+    ("environment", "check", "difference"),
+    [
+        (Drifting, "determinism by index", "item 42: reset: observation from character 11"),
+        (Sticky, "reset in the middle and after the end", "instead of"),
+        (Generous, "a step after the end is refused", "done with reward 1, and another step was executed"),
+        (Rich, "rewards", "item 0: score 2 is above max_score=1"),
+        (Fragile, "bad actions", "IndexError: list index out of range"),
+        (Gullible, "bad actions", "is rewarded with 1"),
+        (Tuples, "types of answers", "Tuples.step("),
+        (Forgetful, "types of answers", "observation() from character 0: 'nothing' instead of"),
+        (Shared, "concurrency", "beside other sessions"),
+        (Leaking, "leaks", " open files"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_each_kind_of_fault_is_found_with_its_first_difference(environment: Any, check: str, difference: str) -> None:
+    found = failures(spec_of(environment))
+    Leaking.files.clear()
+    assert check in found, found
+    assert difference in found[check]
+
+
+def test_an_expert_that_does_not_reach_the_goal_is_found() -> None:
+    found = failures(spec_of(Quiz, expert=lambda environment: ["?"]))
+    assert "the expert scores 0 at most, max_score is 1" in found["rewards"]
+
+
+def test_a_sound_environment_passes_and_what_does_not_apply_is_skipped() -> None:
+    class Endless(Quiz):
+        def available_actions(self) -> list[str]:
+            return []
+
+    results = list(check_environment(spec_of(Endless, expert=None), [0, 1], steps=3))
+    assert {result.verdict for result in results} == {Verdict.PASSED, Verdict.SKIPPED}
+    skipped = next(result for result in results if result.verdict == Verdict.SKIPPED)
+    assert skipped.detail == "no episode ended within 3 random actions, and there is no expert"
+
+
+def test_items_are_spread_over_all() -> None:
+    assert sample_items(544) == [0, 136, 272, 407, 543]
+    assert (sample_items(1), sample_items(2), sample_items(3, 3)) == ([0], [0, 1], [0, 1, 2])
+
+
+def test_the_command_prints_a_table_and_its_status_tells(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(registry, "_registered", {"quiz": QUIZ_SPEC})
+    assert main(["check", "quiz", "--items", "3", "5", "--steps", "4"]) == 0
+    passed = capsys.readouterr().out.splitlines()
+    assert passed[1].split() == ["passed", "determinism", "by", "index", "2", "items,", *passed[1].split()[6:]]
+    assert passed[-1] == "Quiz: all checks passed"
+    monkeypatch.setattr(registry, "_registered", {"quiz": spec_of(Rich)})
+    assert main(["check", "quiz"]) == 1
+    failed = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("failed   rewards") and "above max_score=1" in line for line in failed)
+    assert failed[-1].endswith("checks failed")
+
+
+def test_a_refused_step_before_the_end_is_reported_where_it_arises() -> None:
+    class Refusing(Quiz):
+        def step(self, action: str) -> StepResult:
+            raise InvalidCall("not today")
+
+    assert "InvalidCall: not today" in failures(spec_of(Refusing))["determinism by index"]
