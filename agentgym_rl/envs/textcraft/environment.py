@@ -356,14 +356,18 @@ class TextCraft(Environment):
 
     def _craft(self, item: str, inputs: list[tuple[str, int]]) -> str:
         recipe = self._matching_recipe(item, inputs)
-        needed = Counter[str]()
+        needed: dict[str, int] = {}
         for name, count in inputs:
-            needed[name] += count
+            needed[name] = needed.get(name, 0) + count
+        held = self._inventory
         for name, count in needed.items():
-            if self._inventory[name] < count:
-                raise _Refused(f"Could not craft {item}: it takes {count} {name}, you have {self._inventory[name]}.")
-        self._inventory = self._inventory - needed
-        self._inventory[item] += recipe.count
+            if held[name] < count:
+                raise _Refused(f"Could not craft {item}: it takes {count} {name}, you have {held[name]}.")
+        for name, count in needed.items():
+            held[name] -= count
+            if not held[name]:
+                del held[name]
+        held[item] += recipe.count
         self._done = item == self.goal
         return f"Crafted {recipe.count} minecraft:{item.replace(' ', '_')}"
 
