@@ -42,15 +42,20 @@ def make_batch(num_trajectories: int, length: int, turn: int, observation: int) 
         position_ids_T=column_T,
         loss_mask_T=mask_T,
         rollout_log_probs_T=torch.zeros(len(column_T)),
-        token_rewards_T=rewards_T,
+        token_rewards_T=_as_numpy_lays_it(rewards_T),
         scores_B=scores_B,
         masked_B=torch.zeros(num_trajectories, dtype=torch.bool),
         group_ids_B=torch.arange(num_trajectories) // GROUP_SIZE,
-        values_T=torch.randn(len(column_T), generator=generator),
+        values_T=_as_numpy_lays_it(torch.randn(len(column_T), generator=generator)),
         baselines_B=torch.zeros(num_trajectories, dtype=torch.float64),
         message_ids_T=messages_T,
         anchor_ids_T=torch.where(mask_T, messages_T.long(), 0),
     )
+
+
+def _as_numpy_lays_it(tensor: torch.Tensor) -> torch.Tensor:
+    """The same in memory of NumPy, from which `DataProto` makes its tensors: large arrays lie on large pages there."""
+    return torch.from_numpy(tensor.numpy().copy())
 
 
 # --------------------------------------------------------------------------------- loops over padded token positions
@@ -101,6 +106,7 @@ def _masked_whiten(values_BL: torch.Tensor, mask_BL: torch.Tensor) -> torch.Tens
 
 def loops(batch: DataProto, num_trajectories: int) -> Mapping[str, Callable[[], torch.Tensor]]:
     """The advantages of each estimator, by a loop; a group estimator's one number per trajectory is taken as known."""
+    assert batch.values_T is not None
     mask_BL, rewards_BL, values_BL = (
         values_T.view(num_trajectories, -1) for values_T in (batch.loss_mask_T, batch.token_rewards_T, batch.values_T)
     )

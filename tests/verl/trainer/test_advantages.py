@@ -297,6 +297,12 @@ def test_whitening_leaves_mean_0_and_std_1_and_constants_at_0():
     assert whiten(torch.tensor([5.0])).tolist() == [0.0]
 
 
+def test_whitening_is_exact_over_millions_of_skewed_values():
+    values = torch.rand(3_000_000, generator=torch.Generator().manual_seed(0)).pow(20) + 5
+    expected = (values.double() - values.double().mean()) / values.double().std()
+    assert (whiten(values) - expected).abs().max() < 1e-4
+
+
 def test_the_baseline_is_taken_from_every_return_when_gamma_is_1():
     batch = batch_of([[1, 1], [1, 1]], rewards=[[0.5, 0.5], [0, 0]], scores=[1, 0], groups=["a", "a"])
     result = compute_advantages(batch, AlgorithmConfig(adv_estimator="reinforce_plus_plus_baseline"))

@@ -12,6 +12,7 @@ import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from agentgym_rl.errors import ConfigError
@@ -207,13 +208,13 @@ def whiten(values_S: torch.Tensor) -> torch.Tensor:
     """Mean 0 and sample standard deviation 1, from float64 sums; all 0 when the values agree or there is only one."""
     if len(values_S) < 2:
         return torch.zeros_like(values_S)
-    mean = values_S.sum(dtype=torch.float64) / len(values_S)
+    mean = values_S.mean(dtype=torch.float64)
     centred_S = values_S - mean.to(values_S.dtype)
-    variance = torch.dot(centred_S, centred_S).double() / (len(values_S) - 1)
-    largest = torch.maximum(values_S.max(), -values_S.min()).double()
-    if variance.sqrt() <= 1e-6 * largest:
+    # float32 sums over millions of tokens would be off by a thousandth.
+    scale = torch.linalg.vector_norm(centred_S, dtype=torch.float64) / (len(values_S) - 1) ** 0.5
+    if scale <= 1e-6 * torch.linalg.vector_norm(values_S, torch.inf):
         return torch.zeros_like(values_S)
-    return centred_S.div_((variance.sqrt() + 1e-8).to(values_S.dtype))
+    return centred_S.div_((scale + 1e-8).to(values_S.dtype))
 
 
 def _returns(
@@ -223,9 +224,10 @@ def _returns(
 
 
 def _same_for_all_tokens(batch: DataProto, advantages_B: torch.Tensor) -> Advantages:
-    sampled = SampledTokens.of(batch)
-    advantages_T = sampled.place(sampled.repeat(advantages_B.float()))
-    return Advantages(advantages_T, advantages_T)
+    # Two passes over all tokens; finding and placing the sampled ones would take twice the time.
+    advantages_T = np.repeat(advantages_B.float().numpy(), batch.lengths_B.numpy())
+    np.multiply(advantages_T, batch.loss_mask_T.numpy(), out=advantages_T)
+    return Advantages(torch.from_numpy(advantages_T), torch.from_numpy(advantages_T))
 
 
 def _step_groups(batch: DataProto, sampled: SampledTokens, turns: Turns, returns_U: torch.Tensor) -> GroupStatistics:
