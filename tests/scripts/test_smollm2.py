@@ -9,6 +9,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from support.conversations import check_hostile_conversations, check_plain_conversations
+from support.tokenizers import FAMILIES
 
 ROOT = Path(__file__).resolve().parents[2]
 QUIET_PIP = {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_CONSTRAINT": ""}
@@ -91,3 +93,7 @@ def test_the_real_model_loads_like_any_other_and_speaks_sense(tmp_path: Path) ->
     text = "craft 12 oak planks\tusing 345 logs, é 木"
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
     assert tokenizer.tokenize("345") == ["3", "4", "5"]
+    # Rollouts with the real tokenizer have the ids of its own full render.
+    (case,) = [case for case in FAMILIES if case["family"] == "smollm2"]
+    check_plain_conversations(case, tokenizer)
+    check_hostile_conversations(case, tokenizer)
