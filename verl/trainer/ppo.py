@@ -163,7 +163,7 @@ class PPOTrainer:
         """
         watch, trainer = Stopwatch(), self._config.trainer
         with watch.measure("save"):
-            self._finish_save()
+            written = self._finish_save()
             order = checkpoint.begin_save(
                 output_folder(self._config),
                 self._steps_done,
@@ -172,7 +172,8 @@ class PPOTrainer:
             )
             self._workers.call_all("save", order)
             self._is_saving, self._saved_step = True, self._steps_done
-            written = {} if trainer.async_save else self._finish_save()
+            if not trainer.async_save:
+                written = self._finish_save()
         return watch.seconds | written
 
     def _trainer_state(self) -> dict[str, Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from agentgym_rl.types import Item
 from verl.agent_trainer.loading import load_config, parse_command_line
 from verl.config import PPOConfig
 from verl.trainer.ppo import run_ppo
+from verl.utils.checkpoint import CheckpointError
 from verl.utils.tracking import read_metrics
 
 pytestmark = pytest.mark.server
@@ -95,6 +98,32 @@ def test_checkpoints_are_written_every_so_often_and_at_the_last_step(train: Run)
 def test_only_the_newest_checkpoints_are_kept(train: Run) -> None:
     folder = train("trainer.total_training_steps=4", "trainer.save_freq=1", "trainer.max_actor_ckpt_to_keep=2")
     assert checkpoints_of(folder) == ["global_step_3", "global_step_4"]
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_the_run_with_the_cause_and_leaves_the_one_before(
+    train: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    to_disk = os.fsync
+
+    def fill_up_at_step_2(descriptor: int) -> None:
+        if "global_step_2" in os.readlink(f"/proc/self/fd/{descriptor}"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        to_disk(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fill_up_at_step_2)
+    with pytest.raises(CheckpointError, match=r"step 2 .*No space left on device; the last .*run/global_step_1$"):
+        train("trainer.total_training_steps=9", "trainer.save_freq=1")
+    assert checkpoints_of(tmp_path / "run") == ["global_step_1"]
+    assert [row["step"] for row in metrics_of(tmp_path / "run")][:2] == [1, 2]
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+def test_a_checkpoint_says_how_long_it_kept_training_and_how_long_it_took_to_write(train: Run, is_async: bool) -> None:
+    folder = train("trainer.total_training_steps=2", "trainer.save_freq=1", f"trainer.async_save={is_async}")
+    first, second = metrics_of(folder)
+    assert first["timing_s/save"] > 0 and (second if is_async else first)["checkpoint/write_s"] > 0
+    if not is_async:
+        assert first["timing_s/save"] > first["checkpoint/write_s"]
 
 
 def test_a_resumed_run_equals_one_that_never_stopped_to_the_last_digit(train: Run, tmp_path: Path) -> None:
