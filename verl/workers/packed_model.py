@@ -96,7 +96,7 @@ class PackedModel:
             device=self.device,
             dtype=compute_dtype(config, self.device),
         )
-        if source is not None:
+        if source is not None and source.model.can_generate():  # as the bare backbone of a critic cannot
             module.model.generation_config = source.model.generation_config
         return module
 

@@ -208,6 +208,13 @@ def test_an_unknown_aggregation_is_named():
         LossNormalizer("mean")
 
 
+def test_values_within_the_bound_never_count_as_clipped():
+    generator = torch.Generator().manual_seed(0)
+    values, old, returns = (torch.rand(100_000, generator=generator) for _ in range(3))
+    values = old + 0.19 * (values - 0.5)
+    assert not clipped_value_loss(values, old, returns, cliprange=0.2).clipped_S.any()
+
+
 @pytest.mark.parametrize(
     ("value", "loss", "clipped", "gradient"),
     [

@@ -113,6 +113,8 @@ def clipped_value_loss(
     error_S = (values_S - returns_S).square()
     if cliprange is None:
         return ValueLoss(0.5 * error_S, torch.zeros_like(error_S, dtype=torch.bool))
-    kept_S = old_values_S + (values_S - old_values_S).clamp(-cliprange, cliprange)
-    kept_error_S = (kept_S - returns_S).square()
-    return ValueLoss(0.5 * torch.maximum(error_S, kept_error_S), kept_error_S > error_S)
+    moved_S = values_S - old_values_S
+    kept_error_S = (old_values_S + moved_S.clamp(-cliprange, cliprange) - returns_S).square()
+    # Within the bound both errors are the same but for rounding, which must not count as clipping.
+    clipped_S = (moved_S.abs() > cliprange) & (kept_error_S > error_S)
+    return ValueLoss(0.5 * torch.where(clipped_S, kept_error_S, error_S), clipped_S)
