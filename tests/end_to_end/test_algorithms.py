@@ -62,25 +62,40 @@ def train(world: Path, name: str, *overrides: str) -> tuple[list[dict[str, Any]]
     return read_metrics(world / name / "metrics.jsonl"), run.stdout
 
 
-def test_ppo_with_a_critic_trains_policy_and_values(world: Path) -> None:
-    # A random model crafts nothing. What the KL costs, once entropy has moved the policy, is its reward.
-    rows, printed = train(
-        world,
-        "gae",
-        "algorithm.adv_estimator=gae",
-        "algorithm.lam=0.95",
-        "algorithm.kl_ctrl.type=adaptive",
-        "algorithm.kl_ctrl.kl_coef=1.0",
-        "actor_rollout_ref.actor.entropy_coeff=0.1",
-        "critic.optim.lr=1e-3",
-        "critic.ppo_epochs=2",
-    )
+# A random model crafts nothing. What the KL costs, once entropy has moved the policy, is its reward.
+GAE = (
+    "algorithm.adv_estimator=gae",
+    "algorithm.lam=0.95",
+    "algorithm.kl_ctrl.type=adaptive",
+    "algorithm.kl_ctrl.kl_coef=1.0",
+    "actor_rollout_ref.actor.entropy_coeff=0.1",
+    "critic.optim.lr=1e-3",
+    "critic.ppo_epochs=2",
+)
+
+
+@pytest.fixture(scope="module")
+def with_critic(world: Path) -> tuple[list[dict[str, Any]], str]:
+    """Two steps of PPO with a critic, on one worker."""
+    return train(world, "gae", *GAE)
+
+
+def test_ppo_with_a_critic_trains_policy_and_values(world: Path, with_critic: tuple[list[dict[str, Any]], str]) -> None:
+    rows, printed = with_critic
     assert "2 updates of the critic a step" in printed
     assert rows[1]["rollout/kl_mean"] > 0 and rows[1]["rollout/kl_coef"] < rows[0]["rollout/kl_coef"] == 1
     assert rows[1]["critic/grad_norm"] > 0 and rows[1]["critic/return_mean"] != 0
     assert rows[1]["actor/pg_loss"] != 0 and rows[1]["advantages/std"] == pytest.approx(1, abs=0.05)
     saved = world / "gae" / "global_step_2"
     assert (saved / "critic" / ".metadata").is_file() and (saved / "actor" / ".metadata").is_file()
+
+
+@pytest.mark.ray
+def test_two_ray_workers_train_a_critic_as_one_does(world: Path, with_critic: tuple[list[dict[str, Any]], str]) -> None:
+    rows, _ = train(world, "pair", *GAE, "trainer.worker_group=ray", "trainer.n_gpus_per_node=2")
+    for row, expected in zip(rows, with_critic[0], strict=True):
+        for key in ("critic/grad_norm", "critic/return_mean", "actor/grad_norm", "rollout/kl_coef", "training/tokens"):
+            assert row[key] == pytest.approx(expected[key], rel=1e-3, abs=1e-6), key
 
 
 def test_dynamic_sampling_ends_within_its_rounds_and_says_that_nothing_was_learned(world: Path) -> None:
