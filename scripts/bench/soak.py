@@ -28,6 +28,7 @@ from toy_chat import make_chat
 from toy_engine import InstantEngine
 from toy_server import Pace, ToyClient, ToyServer, toy_server
 
+from agentgym_rl.agent.chat import ChatTemplate
 from agentgym_rl.rollout.collector import RolloutRequest, RolloutSettings, TokenLimits, collect, count_errors
 from agentgym_rl.rollout.log import TrajectoryLog
 from agentgym_rl.types import Item, SamplingParams, StepOutput, Trajectory
@@ -124,9 +125,8 @@ def printed_progress(total: int) -> Iterator[Counter[str]]:
     print(f"{total} trajectories in {seconds:.0f} s: {', '.join(f'{k} {n}' for k, n in ends.most_common())}")
 
 
-def run_step(items: Sequence[int], url: str, log_file: Path, concurrency: int) -> list[Trajectory]:
+def run_step(items: Sequence[int], chat: ChatTemplate, url: str, log_file: Path, concurrency: int) -> list[Trajectory]:
     """One rollout of a training step, in an event loop of its own."""
-    chat = make_chat()
     settings = RolloutSettings(
         max_rounds=TURNS,
         limits=LIMITS,
@@ -149,16 +149,16 @@ def run_step(items: Sequence[int], url: str, log_file: Path, concurrency: int) -
 def soak(trajectories: int, steps: int, concurrency: int) -> list[str]:
     """Run it and print the readings; returns what grew."""
     per_step, quarter = trajectories // steps, steps // 4
-    pace = Pace(turns=TURNS, fails_every=FAILS_EVERY)
+    pace, chat = Pace(turns=TURNS, fails_every=FAILS_EVERY), make_chat()
     with toy_server(pace) as server, tempfile.TemporaryDirectory() as folder:
         log_file = Path(folder) / "0.jsonl"
-        run_step(range(3, 3 + concurrency), server.url, log_file, concurrency)  # starts what starts once
+        run_step(range(3, 3 + concurrency), chat, server.url, log_file, concurrency)  # starts what starts once
         readings = [Reading.take(0, server)]
         print(HEADER, readings[0].row(), sep="\n", flush=True)
         with printed_progress(per_step * steps) as ends:
             for step in range(1, steps + 1):
                 items = range((step - 1) * per_step, step * per_step)
-                made = run_step(items, server.url, log_file, concurrency)
+                made = run_step(items, chat, server.url, log_file, concurrency)
                 ends.update([str(t.stop_reason) for t in made if not t.masked])
                 ends.update(count_errors(made))
                 del made
