@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 
 import ray
 import torch
 import torch.distributed as dist
 
+from agentgym_rl.rollout.handler import RolloutRequest
 from verl.single_controller.base import WorkerContext
+from verl.workers.rollout.hand_out import HandOut
 
 
 class Calculator:
@@ -42,6 +45,16 @@ class Calculator:
     def work(self, units: int) -> None:
         for _ in range(units):
             self._context.report(1)
+
+    def take_up(self, requests: Sequence[RolloutRequest]) -> list[int]:
+        """What falls to this worker; request 0 is not finished before all others are."""
+        store, hand_out = self._context.store, HandOut(requests, self._context.store, name="test")
+        for index in hand_out:
+            store.add("finished", int(index > 0))
+            while index == 0 and store.add("finished", 0) < len(requests) - 1:
+                time.sleep(0.01)
+        hand_out.forget(num_workers=self._context.world_size)
+        return hand_out.taken
 
     def fail_on(self, rank: int) -> None:
         if self._context.rank == rank:

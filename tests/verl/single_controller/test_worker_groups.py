@@ -16,9 +16,11 @@ import pytest
 import ray
 
 from agentgym_rl.errors import ConfigError
+from agentgym_rl.types import Item
 from verl.single_controller.base import Report, WorkerError, WorkerSpec
 from verl.single_controller.local import LocalWorkerGroup
 from verl.single_controller.ray import RayWorkerGroup
+from verl.trainer.rollouts import make_requests
 
 pytestmark = pytest.mark.ray
 
@@ -63,6 +65,13 @@ def test_the_driver_hears_of_finished_work(pair: RayWorkerGroup) -> None:
     pair.call_each("work", [(3,), (4,)], on_progress=counts.append)
     pair.call_each("work", [(1,), (0,)], on_progress=counts.append)
     assert sum(counts) == 8
+
+
+def test_a_worker_with_a_slow_item_leaves_the_others_to_its_peer(pair: RayWorkerGroup) -> None:
+    """With fixed shares this would never end."""
+    requests = make_requests([Item("toy", index) for index in range(9)], n=1, purpose="x", seed=0)
+    taken = pair.call_all("take_up", requests)
+    assert sorted(taken) == [[0], [1, 2, 3, 4, 5, 6, 7, 8]]
 
 
 def test_the_first_exception_ends_the_call_though_a_peer_never_answers(cluster: None) -> None:
@@ -175,7 +184,7 @@ def kill(victims: set[str], family: list[psutil.Process]) -> None:
 def test_nothing_outlives_its_driver_whose_status_tells_the_signal(number: signal.Signals, status: int) -> None:
     with driver_of_its_own_ray() as (driver, _):
         driver.send_signal(number)
-        driver.communicate(timeout=60)
+        driver.communicate(timeout=120)
         assert driver.returncode == status
 
 
@@ -187,7 +196,7 @@ def test_nor_where_parts_of_ray_are_killed_with_it(number: signal.Signals, statu
     with driver_of_its_own_ray() as (driver, family):
         kill(victims, family)
         driver.send_signal(number)
-        driver.communicate(timeout=60)
+        driver.communicate(timeout=120)
         assert driver.returncode == status
 
 
@@ -195,7 +204,7 @@ def test_nor_where_parts_of_ray_are_killed_with_it(number: signal.Signals, statu
 def test_a_run_ends_with_the_death_of_ray_and_says_so(victim: str) -> None:
     with driver_of_its_own_ray() as (driver, family):
         kill({victim}, family)
-        _, errors = driver.communicate(timeout=60)
+        _, errors = driver.communicate(timeout=120)
         assert driver.returncode == 1
         assert f"error: Ray's {victim} (process " in errors.splitlines()[-1]
         assert "Traceback" not in errors
@@ -204,5 +213,5 @@ def test_a_run_ends_with_the_death_of_ray_and_says_so(victim: str) -> None:
 def test_a_run_that_is_done_keeps_its_status_though_ray_has_died() -> None:
     with driver_of_its_own_ray(busy=False) as (driver, family):
         kill({"raylet", "gcs_server"}, family)
-        driver.communicate("\n", timeout=60)
+        driver.communicate("\n", timeout=120)
         assert driver.returncode == 0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +16,7 @@ from support.servers import serve
 
 from agentgym_rl.envs.registry import register
 from agentgym_rl.envs.server import build_app
-from agentgym_rl.errors import ConfigError
+from agentgym_rl.errors import ConfigError, TooManyFailures
 from agentgym_rl.evaluation.report import Report
 from agentgym_rl.types import Item
 from verl.agent_trainer.loading import load_config, parse_command_line
@@ -122,3 +124,31 @@ def test_sessions_are_spread_over_several_servers(evaluate: Evaluate, tmp_path: 
     assert [script.open for script in scripts] == [0, 0]
     steps = Counter((item, step) for script in scripts for item, step, _ in script.executed)
     assert steps == {(item, step): 2 for item in range(6) for step in (1, 2)}
+
+
+def test_an_evaluation_of_which_too_much_fails_stops_in_its_midst(
+    evaluate: Evaluate, tmp_path: Path, script: Script
+) -> None:
+    """Items 20 to 99 fail; of the latest 3 x 2 samples, more than half are faults long before the end."""
+    script.fails_at = {item: 1 for item in range(20, 100)}
+    with pytest.raises(TooManyFailures, match=r"[456] of 6 trajectories failed twice \(EnvServerError [456]\)"):
+        evaluate(items=100)
+    rows = rows_in(tmp_path)
+    assert 40 < len(rows) < 60 and 4 <= sum(row["stop_reason"] == "env_error" for row in rows) <= 6
+
+
+def test_no_item_waits_for_one_that_is_slow(evaluate: Evaluate, tmp_path: Path, script: Script) -> None:
+    """Item 0 does not answer before all others are written: with rounds of 3 items this would never end."""
+    script.hangs_at = {0: 1}
+
+    def release_when_others_are_done() -> None:
+        while sum(path.read_text().count("\n") for path in tmp_path.rglob("*.jsonl")) < 6:
+            time.sleep(0.02)
+        script.release.set()
+
+    watcher = threading.Thread(target=release_when_others_are_done)
+    watcher.start()
+    report = evaluate("data.n_samples=1", "data.batch_size=2")
+    watcher.join()
+    assert report.num_trajectories == 7
+    assert [row["item_id"] for row in rows_in(tmp_path)][-1] == f"{TASK}_0"
