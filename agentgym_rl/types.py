@@ -116,7 +116,9 @@ class Generation:
 
     token_ids: tuple[int, ...]
     log_probs: tuple[float, ...]
-    """Log-probability (nats) of each sampled id under the sampling temperature, before top-p and top-k cut."""
+    """Log-probability (nats) of each sampled id under the sampling temperature, before top-p and top-k cut.
+
+    vLLM reports it after the cut; training, which needs it, samples without one."""
     finish_reason: FinishReason
     policy_version: int
     """Version of the weights, i.e. the training step whose update made them; 0 is the initial model."""

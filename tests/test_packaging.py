@@ -18,11 +18,11 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("agentgym_rl", "verl")
 # Everything that only the extras bring.
 HEAVY = ("accelerate", "gguf", "hydra", "omegaconf", "pyarrow", "ray", "tensorboard", "torch", "transformers", "vllm")
-# Third-party names at the rim, and the only places (files or folders) that may know them.
+# Third-party names at the rim, and how the paths of the only places begin that may know them.
 RIM = {
     "hydra": ("verl/agent_trainer/",),
     "ray": ("verl/single_controller/ray.py",),
-    "vllm": ("verl/workers/rollout/vllm_engine.py",),
+    "vllm": ("verl/workers/rollout/vllm_",),
     "uvicorn": ("agentgym_rl/envs/serving.py",),
 }
 

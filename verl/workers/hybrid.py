@@ -100,7 +100,7 @@ class HybridWorker(RolloutWorker):
 
     def sync_weights(self, version: int) -> WeightUpdateTimes:
         """Give the actor's weights to the engine."""
-        return self._engine.load_weights(self._actor.state_dict_items(), version)
+        return self._engine.load_weights(self._actor.state_dict_items(on_device=True), version)
 
     def save(self, order: SaveOrder) -> None:
         """Copy what a checkpoint holds to host memory and begin to write it; `finish_save` tells what came of it."""

@@ -225,15 +225,16 @@ class LanguageModelTrainer:
 
     # ---------------------------------------------------------------------------------------------------------- weights
 
-    def state_dict_items(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Each weight under its Hugging Face name as a full CPU tensor, tied ones once; an adapter is merged into them.
+    def state_dict_items(self, *, on_device: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
+        """Each weight under its Hugging Face name as a full tensor, tied ones once; an adapter is merged into them.
 
+        Tensors are on the CPU, or with ``on_device`` where they were gathered.
         Under FSDP every rank must run the iterator to its end: each step gathers one tensor. A tensor may share memory
         with the model, so copy what must outlive the next update.
         """
         with self.packed.residence.module_on_device(), torch.no_grad():
             for name, tensor in _merged_weights(self.model):
-                yield name, tensor.cpu()
+                yield name, tensor if on_device else tensor.cpu()
 
     def save(self, folder: Path) -> None:
         """Write model, optimizer and schedule into ``folder``, each rank its shard."""
