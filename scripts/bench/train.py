@@ -1,0 +1,436 @@
+"""What the learner costs, as ratios within one run: name, measured, wanted; fails where one is missed.
+
+``python scripts/bench/train.py [--only packing logits small outside advantages] [--trl-python PYTHON]``
+
+* ``packing``: long-tailed lengths (median 500, at most 8,000) packed, against rows padded to the longest: tokens per
+  second, after checking that the gradients are the same.
+* ``logits``: log-probs of 8,000 tokens over 50,000 words in chunks, against all logits at once: peak memory above what
+  the process held before (each in a process of its own), and time.
+* ``small``: a whole training step on the letters (`letters`) against a plain PyTorch loop (`plain_loop`), step by step
+  in turn; and how long the policy takes from .4 to .95. With ``--trl-python``, an interpreter that has TRL, also
+  against TRL's GRPO (`trl_letters`).
+* ``outside``: what a step of the quickstart's size spends outside the model (batches, dispatch, packing, advantages,
+  logs), as a share of that and the update; generation, which would make the share smaller, is left out.
+* ``advantages``: see `advantages`.
+
+One thread. Axes: ``B`` sequences, ``T`` tokens, ``S`` loss tokens, ``D`` hidden size.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pickle
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from unittest.mock import patch
+
+from agentgym_rl.threads import limit_threads
+
+limit_threads(1)
+
+import letters  # noqa: E402 -- torch reads the number of threads when it is imported
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+from plain_loop import PlainLoop  # noqa: E402
+from transformers import Qwen2Config, Qwen2ForCausalLM  # noqa: E402
+
+from agentgym_rl.rollout.log import TrajectoryLog  # noqa: E402
+from agentgym_rl.rollout.statistics import rollout_metrics  # noqa: E402
+from agentgym_rl.types import (  # noqa: E402
+    FinishReason,
+    Item,
+    Message,
+    Role,
+    StopReason,
+    Trajectory,
+    Turn,
+)
+from verl.agent_trainer.loading import load_config, parse_command_line  # noqa: E402
+from verl.config import ActorConfig, AlgorithmConfig, ModelConfig, OptimConfig, PPOConfig  # noqa: E402
+from verl.models.attention import PACKED_ATTENTION  # noqa: E402
+from verl.models.log_probs import token_log_probs  # noqa: E402
+from verl.models.policy import PolicyModule  # noqa: E402
+from verl.protocol import DataProto  # noqa: E402
+from verl.trainer import ppo  # noqa: E402
+from verl.trainer.core_algos import BatchTotals, compute_advantages  # noqa: E402
+from verl.trainer.metrics import advantage_metrics, group_metrics  # noqa: E402
+from verl.trainer.mini_batches import mini_batch_rows, share_mini_batch  # noqa: E402
+from verl.utils.balancing import balanced_partition  # noqa: E402
+from verl.workers.actor import Actor  # noqa: E402
+
+HERE = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table."""
+
+    name: str
+    measured: float
+    wanted: float
+    at_least: bool = False
+    unit: str = "x"
+
+    @property
+    def is_met(self) -> bool:
+        return self.measured >= self.wanted if self.at_least else self.measured <= self.wanted
+
+    def __str__(self) -> str:
+        bound = "at least" if self.at_least else "at most"
+        verdict = "" if self.is_met else "   MISSED"
+        return f"{self.name:<66} {self.measured:8.2f} {self.unit:<3} {bound} {self.wanted:g}{verdict}"
+
+
+# ------------------------------------------------------------------------------------------------------------- packing
+
+MEDIAN, LONGEST, NUM_SEQUENCES = 500, 8000, 16
+
+
+def packing() -> Iterable[Row]:
+    """Packed rows against padded ones."""
+    lengths = long_tail(NUM_SEQUENCES)
+    batch = random_batch(lengths, vocab_size=260)
+    model = small_model(vocab_size=260)
+    packed_s, packed = timed(lambda: gradients(PolicyModule(model), lambda module: module(batch)[0].sum()))
+    model.set_attn_implementation("sdpa")
+    padded_s, padded = timed(lambda: padded_gradients(model, batch))
+    for name, gradient in packed.items():
+        scale = float(padded[name].abs().max()) + 1e-6
+        assert float((gradient - padded[name]).abs().max()) < 1e-3 * scale, name
+    print(
+        f"lengths: {sorted(lengths)}: {batch.num_tokens} tokens, {NUM_SEQUENCES * max(lengths)} padded; same gradients"
+    )
+    print(f"packed {batch.num_tokens / packed_s:.0f} tokens/s, padded {batch.num_tokens / padded_s:.0f} tokens/s")
+    yield Row("packed over padded training, tokens/s", padded_s / packed_s, 2.5, at_least=True)
+
+
+def long_tail(count: int) -> list[int]:
+    """The quantiles of a log-normal distribution, the last of them cut to `LONGEST`."""
+    levels = (torch.arange(count - 1) + 0.5) / (count - 1)
+    normal = torch.distributions.Normal(0.0, 1.0).icdf(levels)
+    return [*(min(int(length), LONGEST) for length in (MEDIAN * normal.exp()).tolist()), LONGEST]
+
+
+def small_model(*, vocab_size: int) -> Qwen2ForCausalLM:
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=vocab_size,
+        hidden_size=64,
+        intermediate_size=160,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=LONGEST,
+        tie_word_embeddings=True,
+        attn_implementation=PACKED_ATTENTION,
+    )
+    return Qwen2ForCausalLM(config).float()
+
+
+def random_batch(lengths: Sequence[int], *, vocab_size: int) -> DataProto:
+    """Sequences of which the last nine tenths are sampled."""
+    generator = torch.Generator().manual_seed(0)
+    ids = [torch.randint(0, vocab_size, (length,), generator=generator).tolist() for length in lengths]
+    return DataProto.from_sequences(ids, [[int(place > length // 10) for place in range(length)] for length in lengths])
+
+
+def gradients(module: torch.nn.Module, loss: Callable[[torch.nn.Module], torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Gradients by name, each divided by the number of loss tokens at most."""
+    module.zero_grad()
+    loss(module).backward()
+    return {
+        name.removeprefix("model."): parameter.grad.clone()
+        for name, parameter in module.named_parameters()
+        if parameter.grad is not None
+    }
+
+
+def padded_gradients(model: Qwen2ForCausalLM, batch: DataProto) -> dict[str, torch.Tensor]:
+    """The same sum of log-probs over rows padded on the right to the longest, four at a time.
+
+    Nothing behind a token is seen by it, so padding on the right needs no mask: the fastest way to pad. The output
+    layer runs at the loss tokens only, as it does for packed rows.
+    """
+    model.zero_grad()
+    rows = batch.input_ids_T.split(batch.lengths_B.tolist())
+    masks = batch.loss_mask_T.split(batch.lengths_B.tolist())
+    width = max(map(len, rows))
+    for first in range(0, len(rows), 4):
+        ids_BT = torch.stack([torch.nn.functional.pad(row, (0, width - len(row))) for row in rows[first : first + 4]])
+        mask_BT = torch.stack([torch.nn.functional.pad(m, (0, width - len(m))) for m in masks[first : first + 4]])
+        hidden_BTD = model.model(input_ids=ids_BT, use_cache=False).last_hidden_state
+        before_BT = torch.nn.functional.pad(mask_BT[:, 1:], (0, 1))
+        log_probs_S, _ = token_log_probs(hidden_BTD[before_BT], model.lm_head.weight, ids_BT[mask_BT])
+        log_probs_S.sum().backward()
+    return {
+        name.removeprefix("model."): parameter.grad.clone()
+        for name, parameter in PolicyModule(model).named_parameters()
+        if parameter.grad is not None
+    }
+
+
+def timed(function: Callable[[], dict[str, torch.Tensor]]) -> tuple[float, dict[str, torch.Tensor]]:
+    start = time.perf_counter()
+    result = function()
+    return time.perf_counter() - start, result
+
+
+# -------------------------------------------------------------------------------------------------------------- logits
+
+LOGIT_TOKENS, LOGIT_WORDS, LOGIT_SIZE, LOGIT_REPEATS = 8000, 50_000, 128, 3
+
+
+def logits() -> Iterable[Row]:
+    """Log-probs in chunks against all logits at once, each in a process of its own, in turn."""
+    runs: dict[str, list[dict[str, float]]] = {"chunks": [], "whole": []}
+    for _ in range(LOGIT_REPEATS):
+        for way, results in runs.items():
+            results.append(json.loads(run_python(sys.executable, HERE / "train.py", "--logits", way)))
+    seconds = {way: min(each["seconds"] for each in results) for way, results in runs.items()}
+    memory = {way: max(each["mib"] for each in results) for way, results in runs.items()}
+    print(f"log-probs in chunks: {memory['chunks']:.0f} MiB, {seconds['chunks']:.2f} s")
+    print(f"all logits at once: {memory['whole']:.0f} MiB, {seconds['whole']:.2f} s")
+    yield Row("log-probs in chunks over all at once, peak memory", memory["chunks"] / memory["whole"], 1 / 8)
+    yield Row("log-probs in chunks over all at once, time", seconds["chunks"] / seconds["whole"], 1.1)
+
+
+@torch.no_grad()
+def measure_logits(way: str) -> dict[str, float]:
+    """Seconds, and MiB above what the process held before, of one way."""
+    generator = torch.Generator().manual_seed(0)
+    hidden_SD = torch.randn(LOGIT_TOKENS, LOGIT_SIZE, generator=generator)
+    head_VD = torch.randn(LOGIT_WORDS, LOGIT_SIZE, generator=generator)
+    ids_S = torch.randint(0, LOGIT_WORDS, (LOGIT_TOKENS,), generator=generator)
+    token_log_probs(hidden_SD[:8], head_VD, ids_S[:8])
+    before, start = peak_mib(), time.perf_counter()
+    if way == "chunks":
+        log_probs_S, _ = token_log_probs(hidden_SD, head_VD, ids_S)
+    else:
+        log_probs_S = (hidden_SD @ head_VD.T).log_softmax(-1).gather(-1, ids_S[:, None])[:, 0]
+    seconds = time.perf_counter() - start
+    assert torch.isfinite(log_probs_S).all()
+    return {"seconds": seconds, "mib": peak_mib() - before}
+
+
+def peak_mib() -> float:
+    unit = 2**20 if sys.platform == "darwin" else 2**10
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+
+
+def run_python(python: str, *arguments: object) -> str:
+    """What a program prints on its last line."""
+    run = subprocess.run([python, *map(str, arguments)], check=True, capture_output=True, text=True)
+    return run.stdout.strip().splitlines()[-1]
+
+
+# --------------------------------------------------------------------------------------------------------------- small
+
+ITEMS_PER_STEP, GROUP, SMALL_STEPS, LEARNED = 16, 8, 80, 0.95
+
+
+@dataclass(frozen=True)
+class Times:
+    """What each of several steps took."""
+
+    wall_s: list[float] = field(default_factory=list)
+    cpu_s: list[float] = field(default_factory=list)
+    """Of all threads of this process."""
+
+    @contextmanager
+    def measure(self) -> Iterator[None]:
+        wall, cpu = time.perf_counter(), time.process_time()
+        yield
+        self.wall_s.append(time.perf_counter() - wall)
+        self.cpu_s.append(time.process_time() - cpu)
+
+
+def small(trl_python: str | None) -> Iterable[Row]:
+    """A training step on the letters against the plain loop, and how fast it learns."""
+    letters.register_task()
+    with tempfile.TemporaryDirectory() as name:
+        model = letters.save_model(Path(name) / "model")
+        plain = PlainLoop(model, lr=3e-3)
+        ours, theirs = Times(), Times()
+        scores: list[float] = []
+
+        class Alternating(ppo.PPOTrainer):
+            """A step of the plain loop before each of ours: what else the machine does slows both."""
+
+            def train_step(self, step: int) -> dict[str, float]:
+                with theirs.measure():
+                    plain.step(range(step * ITEMS_PER_STEP, (step + 1) * ITEMS_PER_STEP), GROUP)
+                with ours.measure():
+                    metrics = super().train_step(step)
+                scores.append(metrics["rollout/score_mean"])
+                return metrics
+
+        with patch.object(ppo, "PPOTrainer", Alternating):
+            items = [Item(letters.TASK, index) for index in range(10_000)]
+            ppo.run_ppo(small_config(model, Path(name) / "out"), train_items=items, val_items=[])
+        trl = float(run_python(trl_python, HERE / "trl_letters.py", model)) if trl_python else None
+    learned = next((step for step, score in enumerate(scores) if score >= LEARNED), None)
+    seconds = sum(ours.wall_s[: learned + 1]) if learned is not None else float("inf")
+    step_s, plain_s = statistics.median(ours.wall_s), statistics.median(theirs.wall_s)
+    step_cpu_s, plain_cpu_s = statistics.median(ours.cpu_s), statistics.median(theirs.cpu_s)
+    print(f"a step: {step_s * 1e3:.0f} ms, the plain loop's {plain_s * 1e3:.0f} ms")
+    print(f"of the CPU {step_cpu_s * 1e3:.0f} and {plain_cpu_s * 1e3:.0f} ms, ratio {step_cpu_s / plain_cpu_s:.2f}")
+    yield Row("training step of a 100k-parameter model over a plain loop's", step_s / plain_s, 1.5)
+    yield Row(f"from {scores[0]:.2f} to {LEARNED}, training time", seconds, 60.0, unit="s")
+    if trl is not None:
+        print(f"TRL: {trl * 1e3:.0f} ms a step")
+        yield Row("training step of a 100k-parameter model over TRL's", step_s / trl, 0.5)
+
+
+def small_config(model: Path, out: Path) -> PPOConfig:
+    branch = "actor_rollout_ref"
+    overrides = [
+        "data.train_file=unused",
+        f"data.train_batch_size={ITEMS_PER_STEP}",
+        "data.max_response_length=200",
+        f"{branch}.model.path={model}",
+        f"{branch}.agentgym.task_name={letters.TASK}",
+        f"{branch}.agentgym.env_addr=http://127.0.0.1:9",  # nobody calls it
+        f"{branch}.agentgym.strategy=act",
+        f"{branch}.actor.ppo_mini_batch_size={ITEMS_PER_STEP}",
+        f"{branch}.actor.optim.lr=3e-3",
+        f"{branch}.actor.entropy_coeff=0.05",
+        f"{branch}.rollout.name=hf",
+        f"{branch}.rollout.max_tokens=1",
+        f"{branch}.rollout.n={GROUP}",
+        f"algorithm.rounds_ctrl.rounds={letters.TURNS}",
+        "trainer.logger=[jsonl]",
+        "trainer.device=cpu",
+        "trainer.worker_group=local",
+        "trainer.num_threads=1",
+        f"trainer.total_training_steps={SMALL_STEPS}",
+        f"trainer.default_local_dir={out}",
+    ]
+    return load_config(PPOConfig, parse_command_line(overrides, program="bench", config_name="ppo_trainer"))
+
+
+# ------------------------------------------------------------------------------------------------------------- outside
+
+STEP_TRAJECTORIES, STEP_GROUP, STEP_TURNS, STEP_WORKERS = 192, 8, 6, 2
+
+
+def outside() -> Iterable[Row]:
+    """The driver's work for a step of the quickstart's size against the update itself."""
+    trajectories = [make_trajectory(index) for index in range(STEP_TRAJECTORIES)]
+    with tempfile.TemporaryDirectory() as name:
+        model = small_model(vocab_size=300)
+        model.save_pretrained(Path(name) / "model")
+        letters.make_tokenizer().save_pretrained(Path(name) / "model")
+        actor = Actor(
+            ModelConfig(path=str(Path(name) / "model")),
+            ActorConfig(optim=OptimConfig(lr=1e-5)),
+            device="cpu",
+            temperature=1.0,
+            total_updates=100,
+            loss_norm_constant=1.0,
+        )
+        start = time.perf_counter()
+        with TrajectoryLog(Path(name) / "log.jsonl", append=False) as log:
+            for trajectory in trajectories:
+                log.write(trajectory)
+        shares = prepare(pickle.loads(pickle.dumps(trajectories, protocol=5)))
+        packs = [actor.packed.micro_batches(share) for share, _ in shares]
+        for (share, _), packed in zip(shares, packs, strict=True):
+            for indices in packed:
+                share.select(indices)
+        outside_s = time.perf_counter() - start
+        start = time.perf_counter()
+        for share, totals in shares:
+            actor.update([share], [totals])
+        update_s = time.perf_counter() - start
+    print(f"outside the model {outside_s * 1e3:.0f} ms, updates {update_s * 1e3:.0f} ms, generation left out")
+    yield Row(
+        "outside the model, of a quickstart step without generation",
+        100 * outside_s / (outside_s + update_s),
+        5,
+        unit="%",
+    )
+
+
+def prepare(trajectories: list[Trajectory]) -> list[tuple[DataProto, BatchTotals]]:
+    """From trajectories to what the workers update on, metrics included."""
+    batch = compute_advantages(DataProto.from_trajectories(trajectories), AlgorithmConfig())
+    _ = rollout_metrics(trajectories) | group_metrics(trajectories) | advantage_metrics(batch)
+    uids = [trajectory.uid for trajectory in trajectories]
+    groups = list(dict.fromkeys(uids))
+    rows = mini_batch_rows(uids, groups, groups=len(groups), epochs=1, shuffle=False, seed=0)
+    balanced_partition(batch.lengths_B.tolist(), STEP_WORKERS)
+    shared = [share_mini_batch(batch.select(mini_batch), STEP_WORKERS) for mini_batch in rows]
+    sent = [(share, each.totals) for each in shared for share in each.shares]
+    return pickle.loads(pickle.dumps(sent, protocol=5))
+
+
+def make_trajectory(index: int) -> Trajectory:
+    """Six turns of 20 sampled tokens behind observations of 50, after a prompt of 150: the quickstart's size."""
+    draw = np.random.default_rng(index)
+    length = 150 + STEP_TURNS * 70
+    column = np.arange(length) - 150
+    mask = ((column >= 0) & (column % 70 < 20)).astype(np.int8)
+    score = float(draw.integers(0, 2))
+    rewards = np.zeros(length, np.float32)
+    rewards[np.flatnonzero(mask)[-1]] = score
+    turn = Turn("Action: get 1 oak log", "Got 1 oak log", 0.0, False, FinishReason.STOP, 20, 0.1, 0.01)
+    return Trajectory(
+        item=Item("bench", index // STEP_GROUP),
+        uid=f"step1/bench_{index // STEP_GROUP}",
+        sample_index=index % STEP_GROUP,
+        attempt=1,
+        messages=(Message(Role.USER, "start"), *[Message(Role.ASSISTANT, "Action: get 1 oak log")] * STEP_TURNS),
+        turns=(turn,) * STEP_TURNS,
+        input_ids=draw.integers(0, 260, length).astype(np.int32),
+        loss_mask=mask,
+        sequence_ids=np.maximum(column // 70 + 1, 0).astype(np.int32),
+        rollout_log_probs=np.where(mask, -draw.random(length), 0).astype(np.float32),
+        token_rewards=rewards,
+        prompt_length=150,
+        score=score,
+        success=score > 0,
+        stop_reason=StopReason.DONE,
+        policy_version=1,
+        max_rounds=STEP_TURNS,
+        duration_s=1.0,
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------- the program
+
+
+def advantages() -> int:
+    """Exit status of the bench of advantages, which prints its own lines."""
+    return subprocess.run([sys.executable, str(HERE / "advantages.py")], check=False).returncode
+
+
+def main() -> int:
+    names = ["packing", "logits", "small", "outside", "advantages"]
+    parser = argparse.ArgumentParser(description="Ratios of the learner's cost")
+    parser.add_argument("--only", nargs="+", choices=names, default=names)
+    parser.add_argument("--trl-python", help="an interpreter that has TRL")
+    parser.add_argument("--logits", choices=["chunks", "whole"], help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    if arguments.logits:
+        print(json.dumps(measure_logits(arguments.logits)))
+        return 0
+    benches = {"packing": packing, "logits": logits, "small": lambda: small(arguments.trl_python), "outside": outside}
+    rows = [row for name in arguments.only if name in benches for row in benches[name]()]
+    failed = advantages() if "advantages" in arguments.only else 0
+    for row in rows:
+        print(row)
+    return int(failed != 0 or not all(row.is_met for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
