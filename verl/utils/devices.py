@@ -1,18 +1,22 @@
-"""The device that a run computes on."""
+"""The device that a run computes on. torch is imported when it is asked: a misspelled key is found without it."""
 
 from __future__ import annotations
 
 import os
 import resource
 import sys
-
-import torch
+from typing import TYPE_CHECKING
 
 from agentgym_rl.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
 
 
 def resolve_device(name: str) -> str:
     """``cpu`` or ``cuda`` for ``trainer.device``; raises `ConfigError` for ``cuda`` on a machine without."""
+    import torch
+
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     # Workers of a cluster may have the devices that the driver's own machine lacks.
@@ -23,6 +27,8 @@ def resolve_device(name: str) -> str:
 
 def device_name(device: torch.device) -> str:
     """What the driver calls a GPU; ``cpu`` for a CPU."""
+    import torch
+
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
@@ -32,6 +38,8 @@ def peak_memory_gib(device: torch.device) -> dict[str, float]:
     ``perf/max_memory_gib`` is what counts: tensors on the GPU, or resident memory on a CPU. On a GPU there are also
     ``perf/max_memory_reserved_gib``, which torch took of it, and ``perf/max_host_memory_gib``, resident memory.
     """
+    import torch
+
     unit = 1 if sys.platform == "darwin" else 1024
     resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
     if device.type != "cuda":
