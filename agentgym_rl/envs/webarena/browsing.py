@@ -1,0 +1,433 @@
+"""One session in the browser: its tabs, what they show, and how actions are carried out there."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from playwright.async_api import Error
+from playwright.async_api import TimeoutError as PlaywrightTimeout
+
+from agentgym_rl.envs.webarena.actions import Action, Kind
+from agentgym_rl.envs.webarena.addresses import BLANK, Addresses
+from agentgym_rl.envs.webarena.browser import SharedBrowser
+from agentgym_rl.envs.webarena.tree import HEIGHT, WIDTH, Element, Numbering, Tree, boxes_of, render_tree
+from agentgym_rl.errors import EnvServerError
+
+if TYPE_CHECKING:
+    from playwright.async_api import BrowserContext, CDPSession, Dialog, Page, Request
+
+_ERROR_PAGE = "chrome-error://"
+_ENDLESS = frozenset({"eventsource", "websocket", "media"})
+"""Kinds of requests that a finished page may keep open."""
+_SETTLE_LIMIT_S = 8.0
+"""So long an action's page may go on loading things before it is looked at."""
+_POLL_S = 0.02
+_CHOOSE_OPTION = """function() {
+    const list = this.closest('select');
+    if (!list) return false;
+    this.selected = true;
+    list.dispatchEvent(new Event('input', {bubbles: true}));
+    list.dispatchEvent(new Event('change', {bubbles: true}));
+    return true;
+}"""
+
+
+class Refused(Exception):
+    """An action that has no effect; says why, for the agent."""
+
+
+class SiteDown(EnvServerError):
+    """A configured site does not answer: a fault, never a reward."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How long a session waits."""
+
+    navigation_s: float
+    """For a page."""
+    quiet_s: float
+    """Without network traffic after an action until its page is looked at."""
+
+
+@dataclass(eq=False)
+class _Tab:
+    page: Page
+    cdp: CDPSession
+    numbering: Numbering = field(default_factory=Numbering)
+    in_flight: set[Request] = field(default_factory=set)
+    active_at: float = 0.0
+    """When the last request began or ended, by the monotonic clock."""
+    failed_url: str = ""
+    """The page that was asked for last, if it did not come."""
+
+
+@dataclass(frozen=True)
+class View:
+    """What the agent sees."""
+
+    text: str
+    url: str
+    """Real address of the current tab."""
+    elements: Mapping[int, Element]
+
+
+class BrowsingSession:
+    """A context of the shared browser. Every coroutine runs on the browser's loop, one at a time."""
+
+    def __init__(self, browser: SharedBrowser, addresses: Addresses, timing: Timing) -> None:
+        self._browser, self._addresses, self._timing = browser, addresses, timing
+        self._context: BrowserContext | None = None
+        self._tabs: list[_Tab] = []
+        self._current = 0
+        self._opening: list[asyncio.Task[None]] = []
+        self._said: list[str] = []
+        self._elements: Mapping[int, Element] = {}
+
+    # -------------------------------------------------------------------------------------------------- begin and end
+
+    async def begin(
+        self,
+        urls: list[str],
+        *,
+        storage_state: Path | None,
+        geolocation: Mapping[str, float] | None,
+        cookies: list[dict[str, str]],
+    ) -> None:
+        """Open a fresh context with a tab for each url; raises Playwright's time-out, `SiteDown`."""
+        await self.end()
+        options: dict[str, Any] = {"viewport": {"width": WIDTH, "height": HEIGHT}, "locale": "en-US"}
+        if geolocation is not None:
+            options |= {"geolocation": dict(geolocation), "permissions": ["geolocation"]}
+        if storage_state is not None:
+            options["storage_state"] = storage_state
+        self._context = await self._browser.open_context(timezone_id="UTC", accept_downloads=False, **options)
+        self._context.set_default_timeout(1000 * self._timing.navigation_s)
+        if cookies:
+            await self._context.add_cookies(cookies)  # type: ignore[arg-type]  # plain dicts serve as well
+        for url in urls:
+            await self._open_tab(url)
+        self._current = 0
+        self._context.on("page", self._popped_up)
+        await self._tab.page.bring_to_front()
+
+    async def end(self) -> None:
+        """Close the context, as far as there is one."""
+        context, self._context, self._tabs = self._context, None, []
+        self._elements, self._said = {}, []
+        if context is not None:
+            with contextlib.suppress(Error):  # with its browser it has ended already
+                await context.close()
+
+    @property
+    def _tab(self) -> _Tab:
+        if not self._tabs:
+            raise EnvServerError("the browser of this session has died")
+        return self._tabs[self._current]
+
+    @property
+    def url(self) -> str:
+        """Real address of the current tab."""
+        return self._tab.page.url
+
+    @property
+    def page(self) -> Page:
+        """The current tab's page."""
+        return self._tab.page
+
+    async def _open_tab(self, url: str) -> None:
+        assert self._context is not None
+        page = await self._context.new_page()
+        self._current = self._tabs.index(await self._adopt(page))
+        if url != BLANK:
+            await self._load(url)
+
+    async def _adopt(self, page: Page) -> _Tab:
+        """Make a tab of a page and watch its traffic."""
+        assert self._context is not None
+        tab = _Tab(page, await self._context.new_cdp_session(page), active_at=time.monotonic())
+        page.on("request", lambda request: self._began(tab, request))
+        page.on("requestfinished", lambda request: self._ended(tab, request))
+        page.on("requestfailed", lambda request: self._failed(tab, request))
+        page.on("framenavigated", lambda frame: tab.in_flight.clear() if frame == page.main_frame else None)
+        page.on("close", lambda _: self._closed(tab))
+        page.on("dialog", lambda dialog: asyncio.ensure_future(self._accept(dialog)))
+        await tab.cdp.send("DOM.enable")
+        await tab.cdp.send("Accessibility.enable")
+        self._tabs.append(tab)
+        return tab
+
+    def _popped_up(self, page: Page) -> None:
+        """A link opened a tab of its own: it becomes the current one."""
+        if all(tab.page != page for tab in self._tabs):
+            self._opening.append(asyncio.ensure_future(self._adopt_popup(page)))
+
+    async def _adopt_popup(self, page: Page) -> None:
+        with contextlib.suppress(Error):  # closed again at once
+            self._current = self._tabs.index(await self._adopt(page))
+
+    def _closed(self, tab: _Tab) -> None:
+        if tab in self._tabs:
+            self._tabs.remove(tab)
+            self._current = min(self._current, max(0, len(self._tabs) - 1))
+
+    async def _accept(self, dialog: Dialog) -> None:
+        """Questions of a page are answered with yes, and shown."""
+        if dialog.message:
+            self._said.append(f"The page said: {dialog.message}")
+        with contextlib.suppress(Error):
+            await dialog.accept()
+
+    # ------------------------------------------------------------------------------------------------------- traffic
+
+    def _began(self, tab: _Tab, request: Request) -> None:
+        tab.active_at = time.monotonic()
+        if request.resource_type not in _ENDLESS:
+            tab.in_flight.add(request)
+        if request.is_navigation_request() and request.frame == tab.page.main_frame:
+            tab.failed_url = ""
+
+    def _ended(self, tab: _Tab, request: Request) -> None:
+        tab.active_at = time.monotonic()
+        tab.in_flight.discard(request)
+
+    def _failed(self, tab: _Tab, request: Request) -> None:
+        self._ended(tab, request)
+        aborted = "ERR_ABORTED" in (request.failure or "")
+        if not aborted and request.is_navigation_request() and request.frame == tab.page.main_frame:
+            tab.failed_url = request.url
+
+    async def _settle(self) -> None:
+        """Wait until the current tab's page has loaded and asks for nothing more."""
+        end = time.monotonic() + _SETTLE_LIMIT_S
+        began = time.monotonic()
+        while self._tabs and time.monotonic() < end:
+            for task in [task for task in self._opening if task.done()]:
+                self._opening.remove(task)
+                task.result()
+            tab = self._tab
+            quiet_since = max(tab.active_at, began)
+            if not tab.in_flight and not self._opening and time.monotonic() - quiet_since >= self._timing.quiet_s:
+                break
+            await asyncio.sleep(_POLL_S)
+        if self._tabs:
+            with contextlib.suppress(PlaywrightTimeout):  # what is there is looked at
+                await self._tab.page.wait_for_load_state("load", timeout=1000 * _SETTLE_LIMIT_S)
+
+    async def _load(self, url: str) -> None:
+        """Raises Playwright's time-out, and `SiteDown` when nobody answers."""
+        try:
+            await self.page.goto(url, wait_until="load")
+        except PlaywrightTimeout:
+            raise
+        except Error as error:
+            if "ERR_ABORTED" not in str(error):  # a download, which is not taken
+                raise self._trouble(url, error) from error
+        await self._settle()
+
+    def _trouble(self, url: str, error: Error) -> Exception:
+        """A site that does not answer, or a browser that has died."""
+        return SiteDown(f"{url}: {_first_line(error)}") if "net::" in str(error) else error
+
+    # ---------------------------------------------------------------------------------------------------------- view
+
+    async def view(self) -> View:
+        """The visible part of the current tab, after the titles of all tabs."""
+        tree = await self._stable_tree()
+        self._elements = tree.elements
+        said, self._said = self._said, []
+        text = "\n".join([*said, await self._tab_line(), "", tree.text])
+        return View(self._addresses.canonical(text), self.url, tree.elements)
+
+    async def _stable_tree(self) -> Tree:
+        """A page that navigates while it is looked at is looked at again."""
+        for attempt in range(3):
+            try:
+                return await self._tree()
+            except Error:
+                if attempt == 2 or not self._browser.is_connected or not self._tabs:
+                    raise
+                await self._settle()
+        raise AssertionError("unreachable")
+
+    async def _tree(self) -> Tree:
+        tab = self._tab
+        frames, snapshot, nodes = await asyncio.gather(
+            tab.cdp.send("Page.getFrameTree"),
+            tab.cdp.send("DOMSnapshot.captureSnapshot", {"computedStyles": []}),
+            tab.cdp.send("Accessibility.getFullAXTree"),
+        )
+        tab.numbering.begin(frames["frameTree"]["frame"]["loaderId"])
+        return render_tree(nodes["nodes"], boxes_of(snapshot), tab.numbering)
+
+    async def _tab_line(self) -> str:
+        titles = [
+            f"Tab {number}{' (current)' if number == self._current else ''}: {await tab.page.title()}"
+            for number, tab in enumerate(self._tabs)
+        ]
+        return " | ".join(titles)
+
+    async def screenshot(self) -> str:
+        """The viewport as ``data:image/png;base64,...``."""
+        image = await self.page.screenshot(type="png")
+        return "data:image/png;base64," + base64.b64encode(image).decode()
+
+    # ------------------------------------------------------------------------------------------------------- actions
+
+    async def act(self, action: Action) -> None:
+        """Carry out any action but ``stop``; raises `Refused` when it has no effect, `SiteDown`."""
+        try:
+            await self._do(action)
+            await self._settle()
+        except PlaywrightTimeout as error:
+            raise SiteDown(f"{self.url}: {action.kind}: {_first_line(error)}") from error
+        if not self._tabs:
+            await self._open_tab(BLANK)
+        await self._stay_inside()
+
+    async def _do(self, action: Action) -> None:
+        match action.kind:
+            case Kind.CLICK:
+                await self._click(self._element(action))
+            case Kind.HOVER:
+                await self.page.mouse.move(*await self._center(self._element(action)))
+            case Kind.TYPE:
+                await self._click(self._element(action))
+                await self.page.keyboard.type(action.text)
+                if action.enter:
+                    await self.page.keyboard.press("Enter")
+            case Kind.PRESS:
+                await self._press(action.text)
+            case Kind.SCROLL:
+                await self.page.evaluate(f"window.scrollBy(0, {action.number} * window.innerHeight)")
+            case Kind.GOTO:
+                await self._goto(action.text)
+            case Kind.NEW_TAB:
+                await self._open_tab(BLANK)
+            case Kind.TAB_FOCUS:
+                await self._focus(action.number)
+            case Kind.CLOSE_TAB:
+                await self.page.close()
+            case Kind.GO_BACK:
+                await self._move("back")
+            case Kind.GO_FORWARD:
+                await self._move("forward")
+            case Kind.STOP:
+                raise AssertionError("stop is no action in the browser")
+
+    def _element(self, action: Action) -> Element:
+        element = self._elements.get(action.element)
+        if element is None or not element.backend_id:
+            raise Refused(f"no element [{action.element}] is in view")
+        return element
+
+    async def _click(self, element: Element) -> None:
+        if element.role == "option" and await self._choose(element):
+            return
+        await self.page.mouse.click(*await self._center(element))
+
+    async def _choose(self, element: Element) -> bool:
+        """Choose an option of a drop-down list; False when it is another kind of option."""
+        cdp = self._tab.cdp
+        try:
+            node = await cdp.send("DOM.resolveNode", {"backendNodeId": element.backend_id})
+            called = {"objectId": node["object"]["objectId"], "functionDeclaration": _CHOOSE_OPTION}
+            answer = await cdp.send("Runtime.callFunctionOn", called | {"returnByValue": True})
+        except Error as error:
+            raise self._gone(element, error) from error
+        return bool(answer["result"].get("value"))
+
+    async def _center(self, element: Element) -> tuple[float, float]:
+        """The middle of the element's first box in the viewport, once it is scrolled into view."""
+        cdp, node = self._tab.cdp, {"backendNodeId": element.backend_id}
+        try:
+            await cdp.send("DOM.scrollIntoViewIfNeeded", node)
+            quads = (await cdp.send("DOM.getContentQuads", node))["quads"]
+        except Error as error:
+            raise self._gone(element, error) from error
+        if not quads:
+            raise Refused(f"element [{element.number}] has no place on the page")
+        return sum(quads[0][0::2]) / 4, sum(quads[0][1::2]) / 4
+
+    def _gone(self, element: Element, error: Error) -> Exception:
+        if not self._browser.is_connected or not self._tabs:
+            return error
+        return Refused(f"element [{element.number}] is not there any more")
+
+    async def _press(self, keys: str) -> None:
+        try:
+            await self.page.keyboard.press(keys)
+        except Error as error:
+            if "Unknown key" not in str(error):
+                raise
+            raise Refused(f"there is no key {keys!r}") from None
+
+    async def _goto(self, text: str) -> None:
+        url = self._addresses.local(text)
+        if not self._addresses.contains(url):
+            sites = ", ".join(self._addresses.canonical(address) for address in self._addresses.real.values())
+            raise Refused(f"{text[:200]} is not on the sites of this task; they are {sites}")
+        await self._load(url)
+
+    async def _focus(self, number: int) -> None:
+        if not 0 <= number < len(self._tabs):
+            raise Refused(f"there is no tab {number}; tabs are 0..{len(self._tabs) - 1}")
+        self._current = number
+        await self.page.bring_to_front()
+
+    async def _move(self, direction: str) -> None:
+        """Go through the tab's history; where there is no further page, nothing happens."""
+        history = await self._tab.cdp.send("Page.getNavigationHistory")
+        target = history["currentIndex"] + (-1 if direction == "back" else 1)
+        if not 0 <= target < len(history["entries"]):
+            raise Refused(f"there is no page to go {direction} to")
+        await (self.page.go_back() if direction == "back" else self.page.go_forward())
+
+    async def _stay_inside(self) -> None:
+        """Leave again a page outside the sites that a link led to; raise `SiteDown` where a page did not come."""
+        tab = self._tab
+        url = tab.failed_url if tab.page.url.startswith(_ERROR_PAGE) else tab.page.url
+        if url == BLANK or (self._addresses.contains(url) and not tab.page.url.startswith(_ERROR_PAGE)):
+            return
+        if self._addresses.contains(url) or not url:
+            raise SiteDown(f"{url or tab.page.url}: did not answer")
+        await self._leave(tab)
+        raise Refused(f"the link leads to {url[:200]}, which is not on the sites of this task")
+
+    async def _leave(self, tab: _Tab) -> None:
+        history = await tab.cdp.send("Page.getNavigationHistory")
+        if history["currentIndex"] > 0:
+            await tab.page.go_back()
+        elif len(self._tabs) > 1:
+            await tab.page.close()
+        else:
+            await tab.page.goto(BLANK)
+        await self._settle()
+
+    # -------------------------------------------------------------------------------------------------------- judging
+
+    async def page_at(self, url: str) -> Page:
+        """A page beside the agent's tabs, for looking at what the agent left; the caller closes it."""
+        assert self._context is not None
+        self._context.remove_listener("page", self._popped_up)
+        page = await self._context.new_page()
+        try:
+            await page.goto(url, wait_until="load")
+            with contextlib.suppress(PlaywrightTimeout):
+                await page.wait_for_load_state("networkidle", timeout=1000 * _SETTLE_LIMIT_S)
+        except PlaywrightTimeout:
+            raise
+        except Error as error:
+            raise self._trouble(url, error) from error
+        return page
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
