@@ -503,8 +503,9 @@ class AlgorithmConfig:
     gamma: float = 1.0
     """Discount per sampled token."""
     gamma_turn: float = 1.0
-    """Discount per turn, beside ``gamma``: what an action brings counts less the more turns later it comes. Utterances as
-    steps of time: Zhou et al. 2024, https://arxiv.org/abs/2402.19446."""
+    """Discount per turn, beside ``gamma``: what an action brings counts less the more turns later it comes.
+
+    Turns as steps of time: Zhou et al. 2024, https://arxiv.org/abs/2402.19446."""
     lam: float = 1.0
     """Lambda of ``gae``, per sampled token."""
     norm_adv_by_std_in_grpo: bool = True

@@ -335,7 +335,7 @@ class PPOTrainer:
         state = checkpoint.load_trainer_state(folder)
         step: int = state["step"]
         if self._config.algorithm.kl_ctrl.type == "adaptive":
-            self._kl_coef = state["kl_coef"]
+            self._kl_coef = state.get("kl_coef", self._kl_coef)
         self._workers.call_all("load", folder)
         self._workers.call_all("sync_weights", step)
         print(f"resumed from {folder}, after step {step}", flush=True)
@@ -362,6 +362,8 @@ def run_ppo(config: PPOConfig, *, train_items: Sequence[Item], val_items: Sequen
     resume_from = checkpoint.find_resume_folder(
         root, mode=config.trainer.resume_mode, path=config.trainer.resume_from_path
     )
+    if resume_from and config.needs_critic:
+        checkpoint.check_has_critic(resume_from)
     print(plan.describe(config, device), flush=True)
     if resume_from and checkpoint.step_of(resume_from) >= plan.total_steps:
         print(f"nothing to do: {resume_from} has all {plan.total_steps} steps behind it", flush=True)

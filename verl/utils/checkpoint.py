@@ -4,6 +4,7 @@ Layout under ``default_local_dir``::
 
     global_step_<N>/actor/               shards of model, optimizer and scheduler
     global_step_<N>/actor/huggingface/   the model for `from_pretrained` and vLLM
+    global_step_<N>/critic/              shards of the critic, where there is one
     global_step_<N>/random/<rank>.pt     random states of each worker
     global_step_<N>/trainer.json         the driver's state: step, epoch, config
     latest_checkpointed_iteration.txt    N of the newest complete one
@@ -211,6 +212,16 @@ def find_resume_folder(root: Path, *, mode: str, path: str | None = None) -> Pat
             f"trainer.resume_from_path={path!r}: no checkpoint of a training run: no {TRAINER_FILE} in it"
         )
     return folder
+
+
+def check_has_critic(folder: Path) -> None:
+    """Raise `ConfigError` when the checkpoint was written by a run without a critic."""
+    if not (folder / CRITIC_FOLDER).is_dir():
+        raise ConfigError(
+            f"{folder} has no {CRITIC_FOLDER}/, which a run with a critic would go on from: take an "
+            "algorithm.adv_estimator without one, or trainer.resume_mode=disable with actor_rollout_ref.model.path="
+            f"{folder / ACTOR_FOLDER / HUGGINGFACE_FOLDER}"
+        )
 
 
 def step_of(folder: Path) -> int:

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from agentgym_rl.envs.registry import register
 from agentgym_rl.envs.server import build_app
+from agentgym_rl.errors import ConfigError
 from agentgym_rl.rollout.log import read_trajectories
 from agentgym_rl.types import Item
 from verl.agent_trainer.loading import load_config, parse_command_line
@@ -133,6 +134,14 @@ def test_a_resumed_run_with_critic_and_adaptive_kl_equals_one_that_never_stopped
     assert coefficients[0] == 0.1 and len(set(coefficients)) == 6
     expected, found = weights_of(tmp_path / "whole/global_step_6"), weights_of(tmp_path / "parts/global_step_6")
     assert all(torch.equal(tensor, found[name]) for name, tensor in expected.items())
+
+
+def test_a_run_without_critic_is_not_resumed_by_one_that_needs_it(train: Run, tmp_path: Path) -> None:
+    train()
+    with pytest.raises(
+        ConfigError, match=r"global_step_1 has no critic/.*model\.path=.*global_step_1/actor/huggingface"
+    ):
+        train("algorithm.adv_estimator=gae", "trainer.total_training_steps=2")
 
 
 def test_greedy_rollouts_are_baselines_and_not_samples(train: Run, tmp_path: Path) -> None:
