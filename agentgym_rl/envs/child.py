@@ -7,6 +7,7 @@ with all processes that they started, which share its process group.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import logging
@@ -31,6 +32,8 @@ from agentgym_rl.errors import ConfigError
 
 _GOODBYE_S = 5.0
 """Seconds that environments get to close before the process group is killed."""
+_EXIT_S = 2.0
+"""Seconds after that for what they registered with `atexit`: what they share, such as a browser."""
 
 _log = logging.getLogger(__name__)
 
@@ -202,8 +205,16 @@ def main() -> None:
     finally:
         if child is not None:
             child.close()
+        _run_exit_functions()
         # A simulator or browser that the environment left behind, and threads that hang, end here.
         os.killpg(0, signal.SIGKILL)
+
+
+def _run_exit_functions() -> None:
+    """The process is killed, not ended, so that nothing can hold it up; Python would not run these then."""
+    running = threading.Thread(target=atexit._run_exitfuncs, daemon=True)
+    running.start()
+    running.join(_EXIT_S)
 
 
 if __name__ == "__main__":
