@@ -267,8 +267,8 @@ def _join(address: str) -> None:
     except (ConnectionError, ValueError) as error:
         if "InvalidAuthToken" in str(error.__cause__):
             raise ConfigError(
-                f"{where}: that Ray asks for its token; export RAY_AUTH_MODE=token, and see that ~/.ray/auth_token here "
-                "is the one of its head"
+                f"{where}: that Ray asks for its token; export RAY_AUTH_MODE=token, and see that ~/.ray/auth_token "
+                "here is the one of its head"
             ) from None
         raise ConfigError(f"{where}: {error}; start a cluster with: {_START_HEAD}") from None
 
