@@ -52,13 +52,17 @@ class _TokenLogProbs(torch.autograd.Function):
         keep: bool,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         log_probs, log_sums, entropies, kept = [], [], [], []
+        scratch_CV, logits_buffer_CV = (_buffer(hidden_SD, head_VD, chunk) for _ in range(2))
         for hidden_CD, ids_C in zip(hidden_SD.split(chunk), ids_S.split(chunk), strict=True):
-            logits_CV = _logits(hidden_CD, head_VD, temperature)
-            log_sum_C = logits_CV.logsumexp(-1)
+            if keep:
+                logits_CV = _logits(hidden_CD, head_VD, temperature)
+            else:
+                logits_CV = _logits_into(logits_buffer_CV, hidden_CD, head_VD, temperature)
+            exp_CV, log_sum_C = _log_sum(logits_CV, scratch_CV[: len(ids_C)])
             log_probs.append(logits_CV.gather(-1, ids_C[:, None])[:, 0] - log_sum_C)
             log_sums.append(log_sum_C)
             if with_entropy:
-                entropies.append(_entropy(logits_CV, log_sum_C))
+                entropies.append(log_sum_C - torch.linalg.vecdot(exp_CV, logits_CV) / exp_CV.sum(-1))
             if keep:
                 kept.append(logits_CV)
         entropy_S = torch.cat(entropies) if with_entropy else None
@@ -76,10 +80,14 @@ class _TokenLogProbs(torch.autograd.Function):
         hidden_SD, head_VD, ids_S, log_sums_S, entropy_S, *kept = ctx.saved_tensors
         grad_hidden_SD = torch.empty_like(hidden_SD)
         grad_head_VD = torch.zeros_like(head_VD, dtype=torch.float32)
+        buffer_CV = _buffer(hidden_SD, head_VD, ctx.chunk)
         for index, start in enumerate(range(0, len(ids_S), ctx.chunk)):
             part = slice(start, start + ctx.chunk)
-            logits_CV = kept[index] if kept else _logits(hidden_SD[part], head_VD, ctx.temperature)
-            log_p_CV = logits_CV - log_sums_S[part, None]
+            if kept:
+                log_p_CV = torch.sub(kept[index], log_sums_S[part, None], out=buffer_CV[: len(kept[index])])
+            else:
+                log_p_CV = _logits_into(buffer_CV, hidden_SD[part], head_VD, ctx.temperature)
+                log_p_CV.sub_(log_sums_S[part, None])
             grad_CV = _grad_logits(
                 log_p_CV,
                 ids_S[part],
@@ -98,9 +106,29 @@ def _logits(hidden_CD: torch.Tensor, head_VD: torch.Tensor, temperature: float) 
     return logits_CV if temperature == 1.0 else logits_CV.div_(temperature)
 
 
-def _entropy(logits_CV: torch.Tensor, log_sum_C: torch.Tensor) -> torch.Tensor:
-    p_CV = (logits_CV - log_sum_C[:, None]).exp_()
-    return log_sum_C - torch.linalg.vecdot(p_CV, logits_CV)
+def _buffer(hidden_SD: torch.Tensor, head_VD: torch.Tensor, chunk: int) -> torch.Tensor:
+    """float32 ``[C, V]`` that every chunk is worked on in: fresh tensors of that size would each cost page faults, and
+    malloc scatters their holes over a heap many times as large."""
+    return hidden_SD.new_empty((min(chunk, len(hidden_SD)), len(head_VD)), dtype=torch.float32)
+
+
+def _logits_into(
+    buffer_CV: torch.Tensor, hidden_CD: torch.Tensor, head_VD: torch.Tensor, temperature: float
+) -> torch.Tensor:
+    """`_logits` in the first rows of the buffer."""
+    logits_CV = buffer_CV[: len(hidden_CD)]
+    if hidden_CD.dtype == torch.float32:
+        torch.mm(hidden_CD, head_VD.T, out=logits_CV)
+    else:
+        logits_CV.copy_(hidden_CD @ head_VD.T)
+    return logits_CV if temperature == 1.0 else logits_CV.div_(temperature)
+
+
+def _log_sum(logits_CV: torch.Tensor, scratch_CV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Exponentials of logits below the largest, in ``scratch_CV``, and the logarithm of the sum of all ``[C]``."""
+    largest_C = logits_CV.amax(-1)
+    exp_CV = torch.sub(logits_CV, largest_C[:, None], out=scratch_CV).exp_()
+    return exp_CV, exp_CV.sum(-1).log_().add_(largest_C)
 
 
 def _grad_logits(

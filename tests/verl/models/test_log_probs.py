@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -57,3 +60,17 @@ def test_bfloat16_states_give_float32_log_probs():
     seen.sum().backward()
     assert seen.dtype == torch.float32
     assert hidden.grad.dtype == head.grad.dtype == torch.bfloat16
+
+
+def test_a_long_trajectory_takes_the_memory_of_a_few_chunks():
+    """In a process of its own, since a peak never falls."""
+    program = (
+        "import resource, torch; from verl.models.log_probs import token_log_probs; torch.set_num_threads(1)\n"
+        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024\n"
+        "hidden, head, ids = torch.randn(3000, 8), torch.randn(50_000, 8), torch.zeros(3000, dtype=torch.long)\n"
+        "token_log_probs(hidden[:4], head, ids[:4]); before = peak()\n"
+        "token_log_probs(hidden, head, ids, with_entropy=True); print(peak() - before)"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    # All logits at once are 572 MiB, twice that with their logarithms; a chunk and its scratch are 64.
+    assert int(run.stdout) < 110
