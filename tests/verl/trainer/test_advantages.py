@@ -153,6 +153,11 @@ def test_suffix_sums_keep_their_precision_over_thousands_of_tokens():
     assert suffix_sums(values, torch.ones_like(values)).unique().tolist() == [1.0]
 
 
+@pytest.mark.parametrize("length", [1, BLOCK - 1, BLOCK, 2 * BLOCK, 2 * BLOCK + 1])
+def test_nothing_comes_from_beyond_the_end(length):
+    assert suffix_sums(torch.ones(length), torch.ones(length)).tolist() == list(range(length, 0, -1))
+
+
 @settings(max_examples=50, deadline=None)
 @given(
     gamma=st.floats(0, 1), lam=st.floats(0, 1), gamma_turn=st.sampled_from([0.0, 0.5, 1.0]), seed=st.integers(0, 999)

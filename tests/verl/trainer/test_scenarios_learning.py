@@ -14,7 +14,7 @@ from agentgym_rl.agent.chat import ChatTemplate
 from agentgym_rl.rollout.handler import RewardRule, RolloutHandler
 from agentgym_rl.types import Message, Role, StepOutput, StopReason, Trajectory
 from verl.config import ADV_ESTIMATORS, AlgorithmConfig
-from verl.protocol import DataProto
+from verl.protocol import DataProto, group_code
 from verl.trainer.core_algos import compute_advantages, discounted_returns
 from verl.trainer.metrics import has_signal
 from verl.trainer.mini_batches import mini_batch_rows, share_mini_batch
@@ -89,6 +89,13 @@ def test_step_rewards_of_a_cumulative_score_reach_the_turns_that_earned_them(is_
     by_turn = [returns_T[batch.loss_mask_T & (batch.message_ids_T == message)].unique() for message in (3, 5, 7)]
     assert [returns.tolist() for returns in by_turn] == [pytest.approx([value]) for value in (1.0, 0.8, 0.5)]
     assert float(batch.token_rewards_T.sum()) == pytest.approx(1.0) == float(batch.scores_B[0])
+
+
+def test_the_anchor_of_a_turn_is_the_observation_that_it_answers():
+    batch = DataProto.from_trajectories([play([("look", 0.0), ("take", 1.0)])])
+    anchors = [batch.anchor_ids_T[batch.loss_mask_T & (batch.message_ids_T == message)] for message in (3, 5)]
+    assert [codes.unique().tolist() for codes in anchors] == [[group_code("Goal: log")], [group_code("seen")]]
+    assert batch.anchor_ids_T[~batch.loss_mask_T].abs().max() == 0
 
 
 @pytest.mark.parametrize("name", ["reinforce_plus_plus", "gae", "gigpo"])

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import islice
 
 import pytest
-from support.rollouts import make_trajectory
+from support.rollouts import ScriptedClient, ScriptedEngine, ends_after, frameless_chat, make_settings, make_trajectory
+from support.rollouts import make_requests as rollout_requests
 
 from agentgym_rl.errors import TooManyFailures
-from agentgym_rl.rollout.collector import RolloutRequest
+from agentgym_rl.rollout.collector import RolloutRequest, collect
 from agentgym_rl.types import Item, SamplingParams, StopReason, Trajectory
 from verl.agent_trainer.loading import load_config, parse_command_line
 from verl.config import PPOConfig
@@ -96,6 +98,31 @@ def test_an_item_that_is_sampled_again_makes_a_group_and_samples_of_its_own():
 def test_no_more_groups_are_kept_than_the_batch_has_items():
     rollouts, _ = sample(lambda r: make_trajectory(r.item, score=float(r.sample_index)), *FILTER)
     assert len(rollouts.kept) == 4 and rollouts.num_rounds == 1
+
+
+def test_groups_beyond_the_batch_are_left_out_however_many_a_later_round_finds():
+    first_round: list[Item] = []
+
+    def one_of_the_first_does_not_differ(request: RolloutRequest) -> Trajectory:
+        if request.uid.count("/") == 1 and request.item not in first_round:
+            first_round.append(request.item)
+        alike = request.item == first_round[0]
+        return make_trajectory(request.item, score=1.0 if alike else float(request.sample_index))
+
+    rollouts, _ = sample(one_of_the_first_does_not_differ, *FILTER)
+    assert rollouts.num_groups == 6 and len(rollouts.kept) == 4  # 3 of 4, then 2 for the one that is missing
+
+
+def test_a_greedy_request_is_played_at_temperature_0_beside_the_others():
+    chat = frameless_chat()
+    engine = ScriptedEngine(chat)
+    requests = [replace(request, greedy=request.sample_index == 1) for request in rollout_requests([3], n=2)]
+    settings = make_settings(sampling=SamplingParams(max_tokens=50, temperature=0.7))
+    asyncio.run(
+        collect(requests, engine, make_client=lambda: ScriptedClient(ends_after(1)), chat=chat, settings=settings)
+    )
+    asked = {trajectory_id.split("/")[3]: sampling.temperature for trajectory_id, _, sampling in engine.requests}
+    assert asked == {"0": 0.7, "1": 0.0}
 
 
 def test_a_group_that_faults_left_with_one_member_has_no_signal():
