@@ -38,7 +38,9 @@ class EnvClient:
     reward_is_cumulative: ClassVar[bool] = False
     """True when `step` reports the score so far, false when it reports the reward of that step."""
     max_score: ClassVar[float] = 1.0
-    """The score that counts as success."""
+    """The highest score of an episode."""
+    success_score: ClassVar[float | None] = None
+    """The least score that counts as success; None: `max_score`."""
     runs_inline: ClassVar[bool] = False
     """True for an environment in this very process whose calls take microseconds and never wait: they are then made
     where they are needed, without a thread. A slow one would hold up every other trajectory."""
@@ -94,6 +96,11 @@ class EnvClient:
     @property
     def is_closed(self) -> bool:
         return self._closed
+
+    @classmethod
+    def succeeds_from(cls) -> float:
+        """The least score that counts as success."""
+        return cls.max_score if cls.success_score is None else cls.success_score
 
     @property
     def conversation_start(self) -> tuple[Message, Message]:

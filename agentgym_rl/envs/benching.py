@@ -59,7 +59,7 @@ class PolicyScore:
     episodes: int
     mean_score: float
     success: float
-    """Share of episodes that reached the maximal score."""
+    """Share of episodes that reached the goal."""
     mean_steps: float
 
 
@@ -220,5 +220,5 @@ def _policy_score(
                 break
         scores.append(score_of(spec, rewards))
         lengths.append(len(rewards))
-    reached = sum(score >= spec.max_score - 1e-6 for score in scores)
+    reached = sum(score >= spec.success_score - 1e-6 for score in scores)
     return PolicyScore(name, len(items), sum(scores) / len(items), reached / len(items), sum(lengths) / len(items))

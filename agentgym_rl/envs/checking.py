@@ -186,8 +186,8 @@ class _Checker:
                     raise _Difference(f"item {item}: score {scores[-1]:g} is above max_score={self._spec.max_score:g}")
         if self._spec.expert is None:
             return f"random play scores {min(scores):g}..{max(scores):g}"
-        if max(scores) < self._spec.max_score - 1e-6:
-            raise _Difference(f"the expert scores {max(scores):g} at most, max_score is {self._spec.max_score:g}")
+        if max(scores) < self._spec.success_score - 1e-6:
+            raise _Difference(f"the expert scores {max(scores):g} at most, success is {self._spec.success_score:g}")
         return f"the expert scores {min(scores):g}..{max(scores):g}"
 
     def _bad_actions(self) -> str:

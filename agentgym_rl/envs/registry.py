@@ -120,8 +120,13 @@ class EnvSpec:
 
     @property
     def max_score(self) -> float:
-        """The score that counts as success."""
+        """The highest score of an episode."""
         return self.client.max_score
+
+    @property
+    def success_score(self) -> float:
+        """The least score that counts as success."""
+        return self.client.succeeds_from()
 
     @property
     def reward_is_cumulative(self) -> bool:

@@ -61,8 +61,8 @@ class RewardRule:
 
     is_cumulative: bool = False
     """True when a step reports the score so far; a turn then earns the difference to the turn before."""
-    max_score: float = 1.0
-    """The score that counts as success."""
+    success_score: float = 1.0
+    """The least score that counts as success."""
 
 
 class _Column:
@@ -264,7 +264,7 @@ class RolloutHandler:
             token_rewards=self._token_rewards(),
             prompt_length=self.prompt_length,
             score=self.score,
-            success=not stop_reason.is_fault and self.score >= self._rewards.max_score - _SCORE_TOLERANCE,
+            success=not stop_reason.is_fault and self.score >= self._rewards.success_score - _SCORE_TOLERANCE,
             stop_reason=stop_reason,
             policy_version=self.policy_version,
             max_rounds=self.max_rounds,

@@ -147,7 +147,7 @@ def test_each_kind_of_fault_is_found_with_its_first_difference(environment: Any,
 
 def test_an_expert_that_does_not_reach_the_goal_is_found() -> None:
     found = failures(spec_of(Quiz, expert=lambda environment: ["?"]))
-    assert "the expert scores 0 at most, max_score is 1" in found["rewards"]
+    assert "the expert scores 0 at most, success is 1" in found["rewards"]
 
 
 def test_a_sound_environment_passes_and_what_does_not_apply_is_skipped() -> None:
