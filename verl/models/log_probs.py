@@ -62,7 +62,8 @@ class _TokenLogProbs(torch.autograd.Function):
             log_probs.append(logits_CV.gather(-1, ids_C[:, None])[:, 0] - log_sum_C)
             log_sums.append(log_sum_C)
             if with_entropy:
-                entropies.append(log_sum_C - torch.linalg.vecdot(exp_CV, logits_CV) / exp_CV.sum(-1))
+                total_C = exp_CV.sum(-1)
+                entropies.append(log_sum_C - exp_CV.mul_(logits_CV).sum(-1) / total_C)
             if keep:
                 kept.append(logits_CV)
         entropy_S = torch.cat(entropies) if with_entropy else None
