@@ -62,9 +62,7 @@ class LossFunction(Protocol):
     max_names: ClassVar[tuple[str, ...]]
     needs_entropy: ClassVar[bool]
 
-    def __call__(
-        self, micro: DataProto, numbers_S: torch.Tensor, entropy_S: torch.Tensor | None, /
-    ) -> MicroLoss: ...
+    def __call__(self, micro: DataProto, numbers_S: torch.Tensor, entropy_S: torch.Tensor | None, /) -> MicroLoss: ...
 
 
 @dataclass(frozen=True)
