@@ -28,6 +28,9 @@ BLANK = "about:blank"
 
 _PLACEHOLDER = re.compile(r"__([A-Z]+(?:_[A-Z]+)*)__")
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE)
+_HOST_AND_PORT = re.compile(r"[\w.-]+:\d+(/|$)")
+_SPELLING = re.compile(r"^https?://(www\.)?", re.IGNORECASE)
+"""Ways to begin an address that lead to the same site."""
 
 
 def addresses_from_environment() -> dict[str, str]:
@@ -74,27 +77,32 @@ class Addresses:
 
     def canonical(self, text: str) -> str:
         """``text`` with canonical addresses in the place of real ones."""
-        for real, canonical in self._pairs():
-            text = text.replace(real, canonical)
+        for real, canonical in self._entrances():
+            text = re.sub(re.escape(real) + r"(?![\w/?#&=%-]|\.\w)", canonical, text)
+        for real, canonical in self._servers():
+            text = re.sub(re.escape(real) + r"(?![\w-]|\.\w)", canonical, text)
         return text
 
     def local(self, url: str) -> str:
         """The real address of what an agent calls ``url``; a missing scheme is taken to be http."""
         url = url.strip()
-        if not _SCHEME.match(url) or re.match(r"[\w.-]+:\d+(/|$)", url):
+        if not _SCHEME.match(url) or _HOST_AND_PORT.match(url):
             url = f"http://{url}"
-        url = re.sub(r"^https?://(www\.)?", "http://", url) if self._is_canonical(url) else url
-        for real, canonical in self._pairs():
-            rest = url.removeprefix(canonical)
-            if rest != url and rest[:1] in ("", "/", "?", "#"):
+        plain = _SPELLING.sub("http://", url)
+        for real, canonical in self._entrances():
+            if plain.rstrip("/") == canonical:
+                return real
+        for real, canonical in self._servers():
+            rest = plain.removeprefix(canonical)
+            if rest != plain and rest[:1] in ("", "/", "?", "#"):
                 return real + rest
         return url
 
-    def _is_canonical(self, url: str) -> bool:
-        host = re.sub(r"^https?://(www\.)?", "", url).split("/")[0].split("?")[0].split("#")[0].lower()
-        return host in {urlsplit(CANONICAL[name]).netloc for name in self.real}
+    def _entrances(self) -> list[tuple[str, str]]:
+        """(real, canonical) addresses of sites that begin on a page of their server."""
+        pairs = [(address, CANONICAL[name]) for name, address in self.real.items() if urlsplit(address).path]
+        return sorted(pairs, key=lambda pair: -len(pair[0]))
 
-    def _pairs(self) -> list[tuple[str, str]]:
-        """(real, canonical): whole addresses, the longest first, then the servers that they are on."""
-        whole = sorted(((address, CANONICAL[name]) for name, address in self.real.items()), key=lambda p: -len(p[0]))
-        return whole + [(_origin(real), _origin(canonical)) for real, canonical in whole]
+    def _servers(self) -> list[tuple[str, str]]:
+        """(real, canonical) addresses of the servers."""
+        return [(_origin(address), _origin(CANONICAL[name])) for name, address in self.real.items()]

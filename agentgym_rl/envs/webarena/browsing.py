@@ -6,7 +6,7 @@ import asyncio
 import base64
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,8 @@ _ENDLESS = frozenset({"eventsource", "websocket", "media"})
 _SETTLE_LIMIT_S = 8.0
 """So long an action's page may go on loading things before it is looked at."""
 _POLL_S = 0.02
+_AWAIT_LOAD_S = 2.0
+"""A page that was asked for begins to load within this time, or never: a download."""
 _CHOOSE_OPTION = """function() {
     const list = this.closest('select');
     if (!list) return false;
@@ -62,9 +64,18 @@ class _Tab:
     page: Page
     cdp: CDPSession
     numbering: Numbering = field(default_factory=Numbering)
-    in_flight: set[Request] = field(default_factory=set)
+    frame: str = ""
+    """Chromium's name of the page's main frame."""
+    in_flight: dict[Request, float] = field(default_factory=dict)
+    """Requests that have not ended, and when they began, by the monotonic clock."""
     active_at: float = 0.0
-    """When the last request began or ended, by the monotonic clock."""
+    """When the last request began or ended."""
+    navigation_at: float = 0.0
+    """When the last page was asked for."""
+    loading: bool = False
+    """True from the begin of a page's load to its end."""
+    awaited_until: float = 0.0
+    """A page that a click or form asks for may begin to load until then."""
     failed_url: str = ""
     """The page that was asked for last, if it did not come."""
 
@@ -88,6 +99,7 @@ class BrowsingSession:
         self._tabs: list[_Tab] = []
         self._current = 0
         self._opening: list[asyncio.Task[None]] = []
+        self._making_page = False
         self._said: list[str] = []
         self._elements: Mapping[int, Element] = {}
 
@@ -143,11 +155,18 @@ class BrowsingSession:
         return self._tab.page
 
     async def _open_tab(self, url: str) -> None:
-        assert self._context is not None
-        page = await self._context.new_page()
-        self._current = self._tabs.index(await self._adopt(page))
+        self._current = self._tabs.index(await self._adopt(await self._new_page()))
         if url != BLANK:
             await self._load(url)
+
+    async def _new_page(self) -> Page:
+        """A page of our own, which no link has opened."""
+        assert self._context is not None
+        self._making_page = True
+        try:
+            return await self._context.new_page()
+        finally:
+            self._making_page = False
 
     async def _adopt(self, page: Page) -> _Tab:
         """Make a tab of a page and watch its traffic."""
@@ -156,17 +175,30 @@ class BrowsingSession:
         page.on("request", lambda request: self._began(tab, request))
         page.on("requestfinished", lambda request: self._ended(tab, request))
         page.on("requestfailed", lambda request: self._failed(tab, request))
-        page.on("framenavigated", lambda frame: tab.in_flight.clear() if frame == page.main_frame else None)
+        page.on("framenavigated", lambda frame: self._navigated(tab) if frame == page.main_frame else None)
         page.on("close", lambda _: self._closed(tab))
         page.on("dialog", lambda dialog: asyncio.ensure_future(self._accept(dialog)))
+        await self._watch_loading(tab)
         await tab.cdp.send("DOM.enable")
         await tab.cdp.send("Accessibility.enable")
         self._tabs.append(tab)
         return tab
 
+    async def _watch_loading(self, tab: _Tab) -> None:
+        """What the page itself reports comes before any request that it makes."""
+
+        def on(event: str, change: Callable[[], None]) -> None:
+            tab.cdp.on(event, lambda told: change() if told["frameId"] == tab.frame else None)
+
+        tab.frame = (await tab.cdp.send("Page.getFrameTree"))["frameTree"]["frame"]["id"]
+        on("Page.frameRequestedNavigation", lambda: setattr(tab, "awaited_until", time.monotonic() + _AWAIT_LOAD_S))
+        on("Page.frameStartedLoading", lambda: setattr(tab, "loading", True))
+        on("Page.frameStoppedLoading", lambda: self._loaded(tab))
+        await tab.cdp.send("Page.enable")
+
     def _popped_up(self, page: Page) -> None:
         """A link opened a tab of its own: it becomes the current one."""
-        if all(tab.page != page for tab in self._tabs):
+        if not self._making_page:
             self._opening.append(asyncio.ensure_future(self._adopt_popup(page)))
 
     async def _adopt_popup(self, page: Page) -> None:
@@ -190,13 +222,13 @@ class BrowsingSession:
     def _began(self, tab: _Tab, request: Request) -> None:
         tab.active_at = time.monotonic()
         if request.resource_type not in _ENDLESS:
-            tab.in_flight.add(request)
+            tab.in_flight[request] = tab.active_at
         if request.is_navigation_request() and request.frame == tab.page.main_frame:
-            tab.failed_url = ""
+            tab.failed_url, tab.navigation_at = "", tab.active_at
 
     def _ended(self, tab: _Tab, request: Request) -> None:
         tab.active_at = time.monotonic()
-        tab.in_flight.discard(request)
+        tab.in_flight.pop(request, None)
 
     def _failed(self, tab: _Tab, request: Request) -> None:
         self._ended(tab, request)
@@ -204,22 +236,43 @@ class BrowsingSession:
         if not aborted and request.is_navigation_request() and request.frame == tab.page.main_frame:
             tab.failed_url = request.url
 
+    def _navigated(self, tab: _Tab) -> None:
+        """Requests of the page before are of no interest; not all of them are reported as ended."""
+        tab.in_flight = {request: at for request, at in tab.in_flight.items() if at >= tab.navigation_at}
+
+    def _loaded(self, tab: _Tab) -> None:
+        tab.loading, tab.awaited_until, tab.active_at = False, 0.0, time.monotonic()
+
     async def _settle(self) -> None:
         """Wait until the current tab's page has loaded and asks for nothing more."""
-        end = time.monotonic() + _SETTLE_LIMIT_S
         began = time.monotonic()
+        end = began + _SETTLE_LIMIT_S
         while self._tabs and time.monotonic() < end:
-            for task in [task for task in self._opening if task.done()]:
-                self._opening.remove(task)
-                task.result()
-            tab = self._tab
-            quiet_since = max(tab.active_at, began)
-            if not tab.in_flight and not self._opening and time.monotonic() - quiet_since >= self._timing.quiet_s:
-                break
+            await self._finish_opening()
+            if self._tabs and self._is_quiet(self._tab, began) and await self._is_complete(self._tab):
+                return
             await asyncio.sleep(_POLL_S)
-        if self._tabs:
-            with contextlib.suppress(PlaywrightTimeout):  # what is there is looked at
-                await self._tab.page.wait_for_load_state("load", timeout=1000 * _SETTLE_LIMIT_S)
+
+    async def _finish_opening(self) -> None:
+        """Tabs that links have opened."""
+        opening, self._opening = self._opening, []
+        await asyncio.gather(*opening)
+
+    def _is_quiet(self, tab: _Tab, began: float) -> bool:
+        now = time.monotonic()
+        if tab.loading or tab.in_flight or self._opening or now < tab.awaited_until:
+            return False
+        return now - max(tab.active_at, began) >= self._timing.quiet_s
+
+    async def _is_complete(self, tab: _Tab) -> bool:
+        """Whether the page says so, having done all that was asked of it before, and nothing has begun meanwhile."""
+        try:
+            state = await tab.page.evaluate("document.readyState")
+        except Error:
+            if not self._browser.is_connected:
+                raise
+            return not self._tabs  # another page is coming, or the tab has been closed
+        return bool(state == "complete") and not tab.loading and time.monotonic() >= tab.awaited_until
 
     async def _load(self, url: str) -> None:
         """Raises Playwright's time-out, and `SiteDown` when nobody answers."""
@@ -386,7 +439,8 @@ class BrowsingSession:
         """Go through the tab's history; where there is no further page, nothing happens."""
         history = await self._tab.cdp.send("Page.getNavigationHistory")
         target = history["currentIndex"] + (-1 if direction == "back" else 1)
-        if not 0 <= target < len(history["entries"]):
+        # Tabs are blank before their first page; that is none of the agent's.
+        if not 0 <= target < len(history["entries"]) or history["entries"][target]["url"] == BLANK:
             raise Refused(f"there is no page to go {direction} to")
         await (self.page.go_back() if direction == "back" else self.page.go_forward())
 
@@ -415,9 +469,7 @@ class BrowsingSession:
 
     async def page_at(self, url: str) -> Page:
         """A page beside the agent's tabs, for looking at what the agent left; the caller closes it."""
-        assert self._context is not None
-        self._context.remove_listener("page", self._popped_up)
-        page = await self._context.new_page()
+        page = await self._new_page()
         try:
             await page.goto(url, wait_until="load")
             with contextlib.suppress(PlaywrightTimeout):
