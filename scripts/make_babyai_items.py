@@ -1,12 +1,13 @@
 """Writes the item lists of BabyAI: which worlds are trained on, and which are kept for evaluation.
 
-Of every level, the first seeds whose goal the expert reaches, in worlds that differ from one another; a fixed seed draws
-which of them are kept for evaluation.
+Of every level, the first seeds whose goal the expert reaches, in worlds that differ from all others (levels can share
+some); a fixed seed draws which of them are kept for evaluation.
 
     python scripts/make_babyai_items.py [ROOT]
 
-writes ``AgentItemId/babyai_train.json``, ``AgentEval/babyai/babyai_test.json`` and one ``AgentEval/babyai/<family>.json``
-per family of levels (its share of the test items) under ROOT (default: this repository). It takes minutes.
+writes ``AgentItemId/babyai_train.json``, ``AgentEval/babyai/babyai_test.json`` and one
+``AgentEval/babyai/<family>.json`` per family of levels (its share of the test items) under ROOT (default: this
+repository). It takes minutes.
 """
 
 from __future__ import annotations
@@ -27,9 +28,13 @@ TEST_PER_LEVEL = 4
 SEED = 20250901
 
 
-def solved_items(level: int) -> Iterator[int]:
-    """Indices of a level (1 ..) whose goal the expert reaches, no two of the same world and mission."""
-    environment, seen = BabyAI(), set()
+World = tuple[str, str]
+"""Mission, and a digest of the grid and the agent's place in it."""
+
+
+def solved_items(level: int, seen: set[World]) -> Iterator[int]:
+    """Indices of a level (1 ..) whose goal the expert reaches, in worlds not yet ``seen``, to which they are added."""
+    environment = BabyAI()
     for seed in count():
         index = seed * NUM_LEVELS + level - 1
         environment.reset(index)
@@ -39,9 +44,9 @@ def solved_items(level: int) -> Iterator[int]:
             yield index
 
 
-def split(level: int) -> tuple[list[int], list[int]]:
+def split(level: int, seen: set[World]) -> tuple[list[int], list[int]]:
     """The items of a level to train on, and those for evaluation."""
-    items = list(islice(solved_items(level), TRAIN_PER_LEVEL + TEST_PER_LEVEL))
+    items = list(islice(solved_items(level, seen), TRAIN_PER_LEVEL + TEST_PER_LEVEL))
     test = set(random.Random(SEED + level).sample(items, TEST_PER_LEVEL))
     return [item for item in items if item not in test], sorted(test)
 
@@ -54,9 +59,9 @@ def write_items(path: Path, indices: Iterable[int]) -> None:
 
 
 def main(root: Path) -> None:
-    train, test = [], []
+    train, test, seen = [], [], set[World]()
     for level in range(1, NUM_LEVELS + 1):
-        own_train, own_test = split(level)
+        own_train, own_test = split(level, seen)
         train += own_train
         test += own_test
     write_items(root / "AgentItemId" / "babyai_train.json", train)

@@ -279,7 +279,12 @@ def many_sessions(task: str, options: Options, *, count: int = 1000, max_kb: flo
     return Target(f"{task}: kB per session, {count} live in one process", grown_kb, max_kb, at_least=False)
 
 
-BENCHES: dict[str, Callable[[Options], list[Target]]] = {"textcraft": bench_textcraft}
+def bench_babyai(options: Options) -> list[Target]:
+    """A thousand sessions."""
+    return [many_sessions("babyai", options, max_kb=100)]
+
+
+BENCHES: dict[str, Callable[[Options], list[Target]]] = {"textcraft": bench_textcraft, "babyai": bench_babyai}
 
 
 def main() -> int:

@@ -48,8 +48,19 @@ class Task:
     """Requests per path that the fuzzer makes."""
 
 
+def _with_few_children(spec: EnvSpec) -> EnvSpec:
+    """No children beyond those that sessions need."""
+    assert spec.isolation is not None
+    return replace(spec, isolation=replace(spec.isolation, started_ahead=0))
+
+
 TASKS: dict[str, Any] = {
     "textcraft": Task(lambda: get_spec("textcraft")),
+    "babyai": Task(lambda: get_spec("babyai")),
+    "webarena": pytest.param(
+        Task(lambda: _with_few_children(get_spec("webarena")), cycles=12, sessions=2, fuzz_examples=3),
+        marks=pytest.mark.browser,
+    ),
     # No environments of the project, but of the forms that it serves: in threads, in dialect B, in child processes.
     "scripted": Task(scripted_spec, cycles=500),
     "quiz": Task(lambda: QUIZ_SPEC, cycles=500),
