@@ -87,10 +87,14 @@ def _wait_for(ready: Path, process: subprocess.Popen[bytes]) -> str:
 
 
 def load(spec: EnvSpec, url: str, *, clients: int, seconds: float, pid: int | None = None) -> LoadResult:
-    """Play with ``clients`` sessions at once for ``seconds``: each resets, steps with its example action, and so on."""
+    """Play with ``clients`` sessions at once for ``seconds``: each resets, steps with its example action, and so on.
+
+    Their memory is that of sessions in an episode which has just begun.
+    """
     times: dict[str, list[float]] = defaultdict(list)
     before = None if pid is None else memory_bytes(pid)
     sessions = _each(clients, lambda number: _Session(spec, url, times))
+    _each(clients, lambda number: sessions[number].reset(number))
     grown = None if before is None or pid is None else (memory_bytes(pid) - before) / clients
     end = time.perf_counter() + seconds
     started = time.perf_counter()
@@ -136,20 +140,20 @@ class _Session:
     def play(self, number: int, end: float) -> int:
         """Episodes until the clock says ``end``; returns the steps made."""
         steps, item = 0, number
-        self._reset(item)
+        self.reset(item)
         while time.perf_counter() < end:
             content = self._timed("step", {"action": self._spec.client.example_action})
             steps += 1
             if any(content.get(field) for field in ("done", "terminated", "truncated")) or steps % 10 == 0:
                 item += 1
-                self._reset(item)
+                self.reset(item)
         return steps
 
     def close(self) -> None:
         self._timed("close", {})
         self._connection.close()
 
-    def _reset(self, item: int) -> None:
+    def reset(self, item: int) -> None:
         self._timed("reset", {self._spec.wire.index_field: item % self._spec.num_items})
 
     def _timed(self, path: str, fields: dict[str, Any]) -> Any:

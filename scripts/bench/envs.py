@@ -284,7 +284,34 @@ def bench_babyai(options: Options) -> list[Target]:
     return [many_sessions("babyai", options, max_kb=100)]
 
 
-BENCHES: dict[str, Callable[[Options], list[Target]]] = {"textcraft": bench_textcraft, "babyai": bench_babyai}
+def bench_webarena(options: Options) -> list[Target]:
+    """Steps per second and memory of 1, 4 and 8 sessions on the small sites, which share a browser."""
+    from agentgym_rl.envs.benching import load
+    from agentgym_rl.envs.registry import get_spec
+
+    spec = get_spec("webarena")
+    for clients in (1, 4, 8):
+        with served("webarena", ["--started-ahead", "0"]) as (url, pid):
+            alone = memory_bytes(pid)
+            with spec.client(url) as first:  # which starts the browser that stays for the others
+                first.reset(0)
+            shared_mb = (memory_bytes(pid) - alone) / 1e6
+            result = load(spec, url, clients=clients, seconds=options.seconds, pid=pid)
+        assert result.bytes_per_session is not None
+        print(
+            f"webarena: {clients} sessions: {result.steps_per_s:.1f} steps/s, {result.bytes_per_session / 1e6:.0f} MB "
+            f"per session, {shared_mb:.0f} MB for the process and browser that they share"
+        )
+        for call in result.calls:
+            print(f"    {call.name:8} p50 {1000 * call.p50_s:7.0f} ms   p99 {1000 * call.p99_s:7.0f} ms")
+    return []
+
+
+BENCHES: dict[str, Callable[[Options], list[Target]]] = {
+    "textcraft": bench_textcraft,
+    "babyai": bench_babyai,
+    "webarena": bench_webarena,
+}
 
 
 def main() -> int:
