@@ -46,6 +46,9 @@ class Task:
     """Sessions that live at once."""
     fuzz_examples: int = 15
     """Requests per path that the fuzzer makes."""
+    check_items: int = 3
+    check_steps: int = 8
+    """What `agentgym-rl check` looks at."""
 
 
 def _with_few_children(spec: EnvSpec) -> EnvSpec:
@@ -58,7 +61,14 @@ TASKS: dict[str, Any] = {
     "textcraft": Task(lambda: get_spec("textcraft")),
     "babyai": Task(lambda: get_spec("babyai")),
     "webarena": pytest.param(
-        Task(lambda: _with_few_children(get_spec("webarena")), cycles=12, sessions=2, fuzz_examples=3),
+        Task(
+            lambda: _with_few_children(get_spec("webarena")),
+            cycles=12,
+            sessions=2,
+            fuzz_examples=3,
+            check_items=2,
+            check_steps=4,
+        ),
         marks=pytest.mark.browser,
     ),
     # No environments of the project, but of the forms that it serves: in threads, in dialect B, in child processes.
@@ -280,7 +290,7 @@ def test_a_fault_of_the_environment_is_an_error_for_the_client_and_never_a_rewar
 
 def test_the_checker_finds_nothing(task: Task) -> None:
     spec = task.spec()
-    results = list(check_environment(spec, sample_items(spec.num_items, 3), steps=8))
+    results = list(check_environment(spec, sample_items(spec.num_items, task.check_items), steps=task.check_steps))
     assert [result for result in results if result.verdict == Verdict.FAILED] == []
 
 
