@@ -28,15 +28,21 @@ NUM_ITEMS = 1_000_000
 
 def _data_version() -> str:
     try:
-        return f"minigrid {version('minigrid')}"
+        found = version("minigrid")
     except PackageNotFoundError:
         raise ConfigError("BabyAI needs minigrid: pip install minigrid==3.2.0 (or 'agentgym-rl[envs]')") from None
+    # Seconds of imports, which otherwise the first session would wait for.
+    import agentgym_rl.envs.babyai.environment  # noqa: F401
+
+    return f"minigrid {found}"
 
 
 def _environment() -> Environment:
-    _data_version()
-    from agentgym_rl.envs.babyai.environment import BabyAI
-
+    try:
+        from agentgym_rl.envs.babyai.environment import BabyAI
+    except ModuleNotFoundError:
+        _data_version()  # says how to install what is missing
+        raise
     return BabyAI()
 
 

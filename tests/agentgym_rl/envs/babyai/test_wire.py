@@ -6,17 +6,19 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError
 
 import pytest
 import requests
 from support.servers import serve
 
 from agentgym_rl.agent.strategies import Strategy, conversation_start
+from agentgym_rl.envs import babyai
 from agentgym_rl.envs.babyai import SPEC, BabyAIClient
 from agentgym_rl.envs.babyai.environment import BabyAI
 from agentgym_rl.envs.babyai.expert import plan
 from agentgym_rl.envs.server import build_app
-from agentgym_rl.errors import EnvServerError
+from agentgym_rl.errors import ConfigError, EnvServerError
 
 pytestmark = pytest.mark.server
 
@@ -166,3 +168,12 @@ def test_clients_need_no_minigrid() -> None:
     )
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert run.stdout == "BabyAIClient\n"
+
+
+def test_without_minigrid_the_server_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(babyai, "version", missing)
+    with pytest.raises(ConfigError, match="pip install minigrid"):
+        build_app(SPEC)
