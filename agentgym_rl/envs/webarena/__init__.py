@@ -158,7 +158,8 @@ def configured(settings: WebArenaSettings) -> EnvSpec:
             "observation": lambda environment: environment.prompt(),
             "observation_metadata": lambda environment: environment.metadata(),
         },
-        isolation=Isolation(sessions_per_child=8, parallel=True),
+        # The browser's own waits end sooner; a judge may be asked several times in a call.
+        isolation=Isolation(sessions_per_child=8, parallel=True, call_timeout_s=300),
         settings=settings,
         configure=configured,
         expert=_expert(settings),

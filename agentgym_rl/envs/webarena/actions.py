@@ -57,6 +57,7 @@ class Action:
 
 
 _BLOCK = re.compile(r"```(?:[a-z]+\n)?(.*?)```", re.DOTALL)
+_ALONE = re.compile(rf"\s*(?:{'|'.join(Kind)})\s*(?:\[.*\]\s*)?", re.DOTALL)
 _WORD = re.compile(r"\s*([a-z_]+)\s*(.*)", re.DOTALL | re.IGNORECASE)
 _ELEMENT = re.compile(r"\[\s*(\d{1,9})\s*\]")
 _TYPE = re.compile(r"\[\s*(\d{1,9})\s*\]\s*\[(.*?)\]\s*(?:\[\s*(?:press_enter_after\s*=\s*)?([01])\s*\])?", re.DOTALL)
@@ -74,8 +75,10 @@ _KEYS: Mapping[str, str] = {
 
 
 def read_action(text: str) -> Action:
-    """The action in the first triple-backtick block, else in a ReAct line ``Action: ...``; raises `NotAnAction`."""
-    written = written_action(text)
+    """The action in the first triple-backtick block, else in a ReAct line ``Action: ...``, else the whole text where
+    that is one; raises `NotAnAction`. Lone surrogates, which models do write, become question marks.
+    """
+    written = written_action(text.encode(errors="replace").decode())
     if written is None:
         raise NotAnAction("no action found: write one action between triple backticks, such as ```scroll [down]```")
     word = _WORD.fullmatch(written)
@@ -87,8 +90,9 @@ def read_action(text: str) -> Action:
 
 def written_action(text: str) -> str | None:
     """The action as the agent wrote it; None when it wrote none."""
-    block = _BLOCK.search(text)
-    return parse_action(text) if block is None else block[1].strip()
+    if (block := _BLOCK.search(text)) is not None:
+        return block[1].strip()
+    return text.strip() if _ALONE.fullmatch(text) else parse_action(text)
 
 
 def _bare(kind: Kind, rest: str) -> Action:

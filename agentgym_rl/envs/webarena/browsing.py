@@ -29,6 +29,7 @@ _ENDLESS = frozenset({"eventsource", "websocket", "media"})
 _SETTLE_LIMIT_S = 8.0
 """So long an action's page may go on loading things before it is looked at."""
 _POLL_S = 0.02
+_MAX_KEYS = 500
 _AWAIT_LOAD_S = 2.0
 """A page that was asked for begins to load within this time, or never: a download."""
 _CHOOSE_OPTION = """function() {
@@ -353,7 +354,7 @@ class BrowsingSession:
                 await self.page.mouse.move(*await self._center(self._element(action)))
             case Kind.TYPE:
                 await self._click(self._element(action))
-                await self.page.keyboard.type(action.text)
+                await self._type(action.text)
                 if action.enter:
                     await self.page.keyboard.press("Enter")
             case Kind.PRESS:
@@ -413,6 +414,11 @@ class BrowsingSession:
         if not self._browser.is_connected or not self._tabs:
             return error
         return Refused(f"element [{element.number}] is not there any more")
+
+    async def _type(self, text: str) -> None:
+        """Key by key, as pages expect of people; a long text at once, for it would take seconds."""
+        keyboard = self.page.keyboard
+        await (keyboard.type(text) if len(text) <= _MAX_KEYS else keyboard.insert_text(text))
 
     async def _press(self, keys: str) -> None:
         try:

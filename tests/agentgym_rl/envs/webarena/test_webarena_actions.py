@@ -43,6 +43,17 @@ def test_a_react_turn_without_a_block_is_understood_too() -> None:
     assert read_action("Thought: the lamp.\nAction: click [4]") == Action(Kind.CLICK, element=4)
 
 
+def test_a_text_that_is_an_action_needs_no_block() -> None:
+    assert read_action(" stop [39] ") == Action(Kind.STOP, text="39")
+    assert read_action("go_back") == Action(Kind.GO_BACK)
+    with pytest.raises(NotAnAction, match="no action found"):
+        read_action("stop here, or click [3] perhaps")
+
+
+def test_a_lone_surrogate_becomes_a_question_mark() -> None:
+    assert read_action("```type [1] [a\ud800b] [0]```") == Action(Kind.TYPE, element=1, text="a?b")
+
+
 def test_every_kind_of_action_can_be_read() -> None:
     examples = {"type": "[1] [x] [1]", "press": "[Enter]", "scroll": "[up]", "goto": "[http://gitlab.com]"}
     for kind in Kind:

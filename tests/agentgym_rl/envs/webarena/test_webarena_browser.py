@@ -226,6 +226,19 @@ def test_what_cannot_be_done_is_told_and_changes_nothing(shared: WebArena, text:
     assert result.observation == f"The action had no effect: {result.fail_error}\n{start}"
 
 
+@pytest.mark.parametrize(
+    "text", ["\ud800", "\x00\x07", "x" * 20_000, "行动 \U0001f600", "<|im_end|>", "'\"`$\\{}", "a\nb", "%zz%00"]
+)
+def test_odd_texts_in_actions_are_no_faults(shared: WebArena, text: str) -> None:
+    shared.reset(0)
+    field = number_in(shared.observation(), "textbox", "Search the store")
+    for action in (f"press [{text}]", f"goto [http://reddit.com/{text}]", f"goto [{text}]", "goto [shop.com]"):
+        assert shared.step(f"```{action}```").reward == 0.0
+    shared.reset(0)
+    assert shared.step(f"```type [{field}] [{text}] [0]```").fail_error == ""
+    assert shared.step(f"```stop [{text}]```").done
+
+
 def test_an_agent_that_logs_in_is_logged_in(shared: WebArena) -> None:
     shared.reset(12)
     act(shared, "click", "link", "Log in")
