@@ -393,6 +393,7 @@ def test_doing_what_the_goal_forbids_ends_the_episode_with_reward_0(monkeypatch)
 def test_what_the_agent_has_in_its_hands_at_the_start_is_not_seen_where_it_lay() -> None:
     environment = restarted("PutNextS7N4Carrying")
     carried = environment.level.carrying
+    assert carried is not None
     assert f"You carry a {carried.color} {carried.type}." in environment.observation()
     assert all(sighting.thing is not None for sighting in environment._view.sightings)
 

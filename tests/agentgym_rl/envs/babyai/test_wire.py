@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
 
 import pytest
@@ -113,6 +114,15 @@ def test_the_client_reports_the_score_so_far_and_success_needs_no_full_score(url
         assert outputs[-1].done and BabyAIClient.succeeds_from() <= outputs[-1].reward < BabyAIClient.max_score
         with pytest.raises(EnvServerError, match=r"item babyai_43 .*has finished"):
             client.step("Action: turn left")
+
+
+def test_the_client_reads_the_score_and_not_the_reward_of_the_step() -> None:
+    """Which AgentGym's server reports both of; here they differ."""
+    step = {"observation": "seen", "reward": 0.25, "score": 0.75, "done": False}
+    spec = replace(SPEC, wire=replace(SPEC.wire, stepped=lambda result: step))
+    with serve(build_app(spec)) as url, BabyAIClient(url) as client:
+        client.reset(0)
+        assert client.step("Action: turn left").reward == 0.75
 
 
 def test_a_turn_without_an_action_costs_no_step_and_no_score(url: str) -> None:
