@@ -80,9 +80,9 @@ class Corpus:
         line = self._lines[int(self._offsets[number]) : int(self._offsets[number + 1])]
         return read_passage(decoded_row(line, where), where)
 
-    def passages(self, purpose: str) -> Iterator[Passage]:
-        """All of them, in order, with a progress bar that says what for."""
-        quiet = len(self) < _SHOW_PROGRESS_FROM
+    def passages(self, purpose: str, *, show: bool = False) -> Iterator[Passage]:
+        """All of them, in order, with a progress bar that says what for if they are many, or by ``show``."""
+        quiet = not show and len(self) < _SHOW_PROGRESS_FROM
         for number in tqdm(range(len(self)), desc=purpose, unit=" passages", disable=quiet):
             yield self[number]
 
