@@ -106,8 +106,9 @@ class ChatTemplate:
     first prompt with those roles.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, *, warns: bool = True) -> None:
+        """``warns``: False in all but one of the processes that share a run."""
+        self._tokenizer, self._warns = tokenizer, warns
         self._render_errors = _template_errors()
         self._layouts: dict[tuple[Role, ...], list[_Piece | int]] = {}
         self._remembered: dict[tuple[str, bool], tuple[int, ...]] = {}
@@ -136,7 +137,7 @@ class ChatTemplate:
         self._answer_head, self._answer_tail = self._find_answer_frame(answer_header, ending), turn_tail
         self._answer_opening = ending[len(answer_header) :] if ending.startswith(answer_header) else ""
         self._set_observation_frame(gap, ending)
-        if self.rewrites_history:
+        if self._warns and self.rewrites_history:
             logger.warning(_REWRITING, "(such as removing their thoughts)")
 
     # ------------------------------------------------------------------------------------------------------- encoding
@@ -359,7 +360,7 @@ class ChatTemplate:
         return not grows or renders[-1].count(_THOUGHT) != 2
 
     def _warn_of_rewriting_after(self, opening: tuple[Role, ...]) -> None:
-        if not self.rewrites_history and self._finds_rewriting(opening):
+        if self._warns and not self.rewrites_history and self._finds_rewriting(opening):
             logger.warning(_REWRITING, f"after a prompt of roles {', '.join(opening)}")
 
     def _find_end_of_turn(self, gap: str) -> tuple[int, str, str]:

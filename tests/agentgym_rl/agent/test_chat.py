@@ -85,6 +85,11 @@ def test_templates_that_rewrite_history_are_recognised(case, caplog):
     assert len(caplog.records) == int(case["rewrites_history"])
 
 
+def test_only_one_process_of_a_run_says_that_a_template_rewrites_history(caplog):
+    chat = ChatTemplate(make_tokenizer(TEMPLATES["strips earlier thinking"]), warns=False)
+    assert chat.rewrites_history and not caplog.records
+
+
 @pytest.mark.parametrize("template", [TEMPLATES["strips earlier thinking"], QWEN3_SHAPE])
 def test_thoughts_of_earlier_turns_stay_where_they_were_sampled(template, caplog):
     tokenizer = make_tokenizer(template)

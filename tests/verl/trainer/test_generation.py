@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.environments import Script
@@ -16,12 +18,13 @@ from support.servers import serve
 
 from agentgym_rl.envs.registry import register
 from agentgym_rl.envs.server import build_app
-from agentgym_rl.errors import ConfigError, TooManyFailures
+from agentgym_rl.errors import ConfigError, EngineError, TooManyFailures
 from agentgym_rl.evaluation.report import Report
 from agentgym_rl.types import Item
 from verl.agent_trainer.loading import load_config, parse_command_line
 from verl.config import GenerationConfig
 from verl.trainer.generation import run_generation
+from verl.workers.rollout.hf_engine import HFEngine
 
 pytestmark = pytest.mark.server
 
@@ -135,6 +138,23 @@ def test_an_evaluation_of_which_too_much_fails_stops_in_its_midst(
         evaluate(items=100)
     rows = rows_in(tmp_path)
     assert 40 < len(rows) < 60 and 4 <= sum(row["stop_reason"] == "env_error" for row in rows) <= 6
+
+
+def test_an_engine_that_breaks_ends_the_run_before_it_uses_up_what_others_could_make(
+    evaluate: Evaluate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward, passes = HFEngine._forward, itertools.count()
+
+    def breaks(self: HFEngine, *arguments: Any) -> None:
+        if next(passes) == 20:
+            raise RuntimeError("no memory is left")
+        forward(self, *arguments)
+
+    monkeypatch.setattr(HFEngine, "_forward", breaks)
+    with pytest.raises(EngineError, match="the engine broke: RuntimeError: no memory is left"):
+        evaluate(items=100)
+    # None but the 3 x 2 that were in flight.
+    assert 1 <= [row["stop_reason"] for row in rows_in(tmp_path)].count("engine_error") <= 6
 
 
 def test_no_item_waits_for_one_that_is_slow(evaluate: Evaluate, tmp_path: Path, script: Script) -> None:

@@ -136,6 +136,8 @@ def test_a_broken_model_fails_every_waiting_turn_instead_of_hanging(engine):
     assert all(isinstance(error, EngineError) and "no such kernel" in str(error) for error in errors)
     with pytest.raises(EngineError, match="no such kernel"):
         asyncio.run(engine.generate([5], SamplingParams(4), trajectory_id="late"))
+    with pytest.raises(EngineError, match="no such kernel"):
+        engine.raise_if_down()
 
 
 def test_sleep_frees_the_cache_and_generation_goes_on_after_wake(engine, reference):

@@ -98,6 +98,8 @@ def assert_refuses_everything(engine: Engine, reason: str) -> None:
         engine.load_weights(tiny_qwen2(hidden_size=HIDDEN_SIZE).named_parameters(), 1)
     with pytest.raises(EngineError, match=reason):
         engine.wake()
+    with pytest.raises(EngineError, match=reason):
+        engine.raise_if_down()
     engine.sleep()
 
 

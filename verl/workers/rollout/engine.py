@@ -83,6 +83,10 @@ class Engine(ABC):
         """Get ready to generate again."""
 
     @abstractmethod
+    def raise_if_down(self) -> None:
+        """Raise `EngineError`, with the cause, when no turn can succeed any more; may be called from any thread."""
+
+    @abstractmethod
     def usage(self) -> EngineUsage:
         """What the engine did so far; may be called at any time, from any thread."""
 

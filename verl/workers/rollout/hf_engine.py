@@ -100,7 +100,7 @@ class HFEngine(Engine):
         loop = asyncio.get_running_loop()
         prompt, future = np.asarray(prompt_ids, dtype=np.int64), loop.create_future()
         with self._inbox:
-            self._raise_if_down()
+            self.raise_if_down()
             request = _Request(trajectory_id, prompt, sampling, self._uniforms(sampling), loop, future)
             self._pending.append(request)
         # Woken when the callbacks that are ready now have run: turns asked for together are computed together.
@@ -122,7 +122,7 @@ class HFEngine(Engine):
         """See `Engine.load_weights`. Raises `EngineError` when names or shapes are not the model's."""
         timed = TimedWeights(weights)
         with self._step_lock:
-            self._raise_if_down()
+            self.raise_if_down()
             self._drop_everything(EngineError(f"aborted: weights of version {version} arrived"))
             start = time.perf_counter()
             _copy_weights(self._model, timed)
@@ -137,6 +137,12 @@ class HFEngine(Engine):
 
     def wake(self) -> None:
         """Nothing to do: the cache grows again with use."""
+
+    def raise_if_down(self) -> None:
+        if self._error is not None:
+            raise EngineError(f"the engine broke: {type(self._error).__name__}: {self._error}") from self._error
+        if self._closed:
+            raise EngineError("the engine is closed")
 
     def usage(self) -> EngineUsage:
         return self._meter.read()
@@ -156,12 +162,6 @@ class HFEngine(Engine):
         # All random numbers of a request are drawn up front from its own seed: what runs beside it cannot matter.
         random = self._random if sampling.seed is None else np.random.default_rng(sampling.seed)
         return random.random(sampling.max_tokens)
-
-    def _raise_if_down(self) -> None:
-        if self._error is not None:
-            raise EngineError(f"the engine broke: {type(self._error).__name__}: {self._error}") from self._error
-        if self._closed:
-            raise EngineError("the engine is closed")
 
     def _drop_everything(self, error: EngineError) -> None:
         with self._inbox:

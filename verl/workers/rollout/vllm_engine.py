@@ -1,5 +1,7 @@
 """The ``vllm`` engine: vLLM's AsyncLLM, whose model runs in a process of its own on the worker's device.
 
+With tensor parallelism it runs on the devices of several workers, in a process for each; one worker owns them all.
+
 AsyncLLM belongs to one event loop. A thread of the engine runs that loop for as long as the engine lives; callers come
 from any loop or thread and only wait for it. One request is one turn: token ids go in, token ids and log-probs come
 out, and no text is made. Earlier turns and shared prompts are found again by vLLM's prefix cache.
@@ -16,7 +18,7 @@ import threading
 import time
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 import psutil
@@ -46,7 +48,8 @@ from verl.workers.rollout.engine import (
     WeightUpdateTimes,
     check_request,
 )
-from verl.workers.rollout.vllm_executor import OwnedExecutor
+from verl.workers.rollout.engine_group import EngineGroup
+from verl.workers.rollout.vllm_executor import OwnedExecutor, OwnedGroupExecutor
 from verl.workers.rollout.vllm_weights import CUDA_IPC, SHARED_MEMORY, send_by_cuda_ipc, send_by_shared_memory
 
 _Result = TypeVar("_Result")
@@ -69,6 +72,8 @@ class VLLMPlace:
     num_threads: int
     num_engines: int
     """Engines of the run that may share this machine's memory (CPU only)."""
+    group: EngineGroup = field(default_factory=EngineGroup)
+    """The ranks on whose devices the engine runs; this one leads them."""
 
 
 class VLLMEngine(Engine):
@@ -114,7 +119,7 @@ class VLLMEngine(Engine):
     async def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams, *, trajectory_id: str) -> Generation:
         check_request(prompt_ids, sampling, trajectory_id)
         with self._gate:
-            self._raise_if_down()
+            self.raise_if_down()
             turn = self._loop.submit(self._turn(list(prompt_ids), sampling))
         self._meter.begin_turn()
         num_tokens = 0
@@ -133,7 +138,7 @@ class VLLMEngine(Engine):
 
         An error on the way leaves the engine with neither the old nor the new weights: it refuses further turns.
         """
-        self._raise_if_down()
+        self.raise_if_down()
         was_paused = self._paused
         self._pause(f"aborted: weights of version {version} arrived")
         start, timed, client = time.perf_counter(), TimedWeights(weights), _WeightClient(self)
@@ -157,10 +162,16 @@ class VLLMEngine(Engine):
             self._sleeping_parts = {"weights", "kv_cache"}
 
     def wake(self) -> None:
-        self._raise_if_down()
+        self.raise_if_down()
         for part in ("weights", "kv_cache"):
             self._wake_part(part)
         self._resume()
+
+    def raise_if_down(self) -> None:
+        if self._down_reason is not None:
+            raise EngineError(self._down_reason)
+        if self._llm.errored:
+            raise EngineError(_DIED)
 
     def usage(self) -> EngineUsage:
         return self._meter.read()
@@ -234,13 +245,14 @@ class VLLMEngine(Engine):
             return
         largest = max(shape.numel() for shape in self._expected.shapes.values())
         device, dtype = self._place.device, self._place.dtype
-        send_by_cuda_ipc(weights, client, device=device, dtype=dtype, largest_bytes=largest * dtype.itemsize)
-
-    def _raise_if_down(self) -> None:
-        if self._down_reason is not None:
-            raise EngineError(self._down_reason)
-        if self._llm.errored:
-            raise EngineError(_DIED)
+        send_by_cuda_ipc(
+            weights,
+            client,
+            device=device,
+            dtype=dtype,
+            largest_bytes=largest * dtype.itemsize,
+            group=self._place.group,
+        )
 
 
 _CLOSED = "the engine is closed"
@@ -324,6 +336,7 @@ def _engine_args(
     on_cpu = place.device.type == "cpu"
     if on_cpu:
         _check_head_size(config)
+    _check_number_of_heads(config, place.group.size)
     return AsyncEngineArgs(
         model=model.path,
         trust_remote_code=model.trust_remote_code,
@@ -343,7 +356,8 @@ def _engine_args(
         generation_config="vllm",
         # Of the distribution that is sampled from, so at the sampling temperature.
         logprobs_mode="processed_logprobs",
-        distributed_executor_backend=OwnedExecutor,
+        tensor_parallel_size=place.group.size,
+        distributed_executor_backend=OwnedExecutor if place.group.size == 1 else OwnedGroupExecutor,
         weight_transfer_config=WeightTransferConfig(backend=SHARED_MEMORY if on_cpu else CUDA_IPC),
         disable_log_stats=True,
         enable_log_requests=False,
@@ -359,21 +373,36 @@ def _check_head_size(config: PretrainedConfig) -> None:
         )
 
 
+def _check_number_of_heads(config: PretrainedConfig, size: int) -> None:
+    """Each of ``size`` devices takes an equal share of the attention heads, with the KV heads that these read."""
+    heads, kv_heads = config.num_attention_heads, _num_kv_heads(config)
+    if heads % size or (kv_heads % size and size % kv_heads):
+        raise ConfigError(
+            f"rollout.tensor_model_parallel_size={size}: must divide the {heads} attention heads of "
+            f"{config.name_or_path!r}, and divide its {kv_heads} KV heads or be a multiple of them"
+        )
+
+
+def _num_kv_heads(config: PretrainedConfig) -> int:
+    return getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+
+
 def _head_size(config: PretrainedConfig) -> int:
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
 def _cpu_cache_bytes(config: PretrainedConfig, rollout: RolloutConfig, place: VLLMPlace, max_model_len: int) -> int:
-    """Bytes of KV cache: enough for `max_num_seqs` sequences of full length, within this engine's share of memory."""
-    num_kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    """Bytes of KV cache in each of the engine's processes: enough for `max_num_seqs` sequences of full length, within
+    this engine's share of memory."""
+    num_kv_heads = max(1, _num_kv_heads(config) // place.group.size)
     per_token = 2 * config.num_hidden_layers * num_kv_heads * _head_size(config) * place.dtype.itemsize
     per_sequence = per_token * _CPU_BLOCK_TOKENS * (-(-max_model_len // _CPU_BLOCK_TOKENS) + 1)
-    share = psutil.virtual_memory().available * rollout.gpu_memory_utilization / place.num_engines
+    share = psutil.virtual_memory().available * rollout.gpu_memory_utilization / place.num_engines / place.group.size
     return min(per_sequence * rollout.max_num_seqs, int(share))
 
 
 def _process_environment(place: VLLMPlace, folder: str) -> dict[str, str]:
-    """What the engine's process is started with."""
+    """What the engine's processes are started with."""
     variables = {
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # A fork of a process with threads may hang.
         "VLLM_RPC_BASE_PATH": folder,
@@ -387,6 +416,8 @@ def _process_environment(place: VLLMPlace, folder: str) -> dict[str, str]:
             # It compiles some helpers even in eager mode, which costs 15 s at the first token.
             "TORCHDYNAMO_DISABLE": "1",
         }
+    if place.group.visible_devices:
+        variables["CUDA_VISIBLE_DEVICES"] = ",".join(place.group.visible_devices)
     return variables
 
 

@@ -9,14 +9,14 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from agentgym_rl.agent.chat import ChatTemplate
+from agentgym_rl.agent.chat import ChatTemplate, Tokenizer
 from agentgym_rl.client.base import EnvClient
 from agentgym_rl.client.servers import client_factory
 from agentgym_rl.envs.registry import get_spec
 from agentgym_rl.rollout.collector import RolloutRequest, RolloutSettings, check_failures, collect
 from agentgym_rl.rollout.log import TrajectoryLog
 from agentgym_rl.rollout.sessions import SessionUsage
-from agentgym_rl.types import Trajectory
+from agentgym_rl.types import StopReason, Trajectory
 from verl.models.loading import compute_dtype, load_policy, load_tokenizer
 from verl.single_controller.base import Interrupted, WorkerContext
 from verl.utils.distributed import destroy_process_group
@@ -50,10 +50,13 @@ class RolloutWorker:
         setup, device = self._setup, self._device
         seed = derive_seed("engine", setup.seed, self._context.rank)
         if engine_name(setup.rollout, self._context.device) == VLLM:
-            return self._make_vllm_engine(seed), ChatTemplate(load_tokenizer(setup.model))
+            return self._make_vllm_engine(seed), self._make_chat(load_tokenizer(setup.model))
         model, tokenizer = load_policy(setup.model, device)
         model.to(dtype=compute_dtype(setup.model, device))  # type: ignore[call-arg]
-        return HFEngine(model, max_num_seqs=setup.rollout.max_num_seqs, seed=seed), ChatTemplate(tokenizer)
+        return HFEngine(model, max_num_seqs=setup.rollout.max_num_seqs, seed=seed), self._make_chat(tokenizer)
+
+    def _make_chat(self, tokenizer: Tokenizer) -> ChatTemplate:
+        return ChatTemplate(tokenizer, warns=self._context.rank == 0)
 
     def _make_vllm_engine(self, seed: int) -> Engine:
         prepare_vllm(self._context.device)
@@ -84,7 +87,7 @@ class RolloutWorker:
         """This worker's share of the requests: all workers get all of them and take them one by one as they have room.
 
         Trajectories are also written to this rank's file of ``order.log_name``. Raises `Interrupted` when the driver
-        asks for it, and `TooManyFailures` as soon as nothing better is to be expected.
+        asks for it, and `TooManyFailures` or `EngineError` as soon as nothing better is to be expected.
         """
         self._num_rollouts += 1
         self._engine.wake()
@@ -131,6 +134,9 @@ class RolloutWorker:
             def finished(trajectory: Trajectory) -> None:
                 log.write(trajectory)
                 self._context.report(1)
+                if trajectory.stop_reason == StopReason.ENGINE_ERROR:
+                    # With an engine that is gone this worker would be the quickest, and use up the others' requests.
+                    self._engine.raise_if_down()
                 latest.append(trajectory)
                 if order.max_failed_fraction is not None and len(latest) == latest.maxlen:
                     check_failures(latest, order.max_failed_fraction)
