@@ -190,7 +190,9 @@ class DataConfig:
 
 
 LOSS_AGG_MODES = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
-KL_ESTIMATORS = ("kl", "abs", "mse", "low_var_kl")
+FULL_KL = "full"
+"""No estimate: the KL over the whole vocabulary, computed wherever actor and reference are at hand together."""
+KL_ESTIMATORS = ("kl", "abs", "mse", "low_var_kl", FULL_KL)
 
 
 @dataclass
@@ -222,7 +224,8 @@ class ActorConfig:
     use_kl_loss: bool = False
     kl_loss_coef: float = 0.001
     kl_loss_type: str = "low_var_kl"
-    """Estimator of the KL: ``kl``, ``abs``, ``mse`` or ``low_var_kl``.
+    """Estimator of the KL: ``kl``, ``abs``, ``mse`` or ``low_var_kl``; or ``full``: over the whole vocabulary, at the
+    cost of a pass through the reference for each update.
 
     The gradient of ``kl`` is 0 in expectation, so in the loss it holds nothing back."""
     loss_agg_mode: str = "token-mean"
@@ -250,6 +253,10 @@ class ActorConfig:
             _above("actor.loss_norm_constant", self.loss_norm_constant, 0)
         if self.clip_ratio_c is not None:
             _above("actor.clip_ratio_c", self.clip_ratio_c, 1.0)
+
+    @property
+    def has_full_kl_loss(self) -> bool:
+        return self.use_kl_loss and self.kl_loss_type == FULL_KL
 
     @property
     def clip_low(self) -> float:
@@ -519,7 +526,7 @@ class AlgorithmConfig:
     rollout_is_level: str = "token"
     """``token``: each token by its own ratio; ``sequence``: all by the product over the trajectory."""
     kl_penalty: str = "kl"
-    """Estimator of the KL taken from the reward."""
+    """Estimator of the KL taken from the reward, as in ``actor.kl_loss_type``."""
     kl_ctrl: KLControlConfig = field(default_factory=KLControlConfig)
     rounds_ctrl: RoundsControlConfig = field(default_factory=RoundsControlConfig)
 
@@ -775,6 +782,15 @@ class PPOConfig:
     def needs_reference(self) -> bool:
         """True when a KL term is on."""
         return self.actor_rollout_ref.actor.use_kl_loss or self.reward_kl_coef > 0
+
+    @property
+    def has_full_kl_reward(self) -> bool:
+        return self.reward_kl_coef > 0 and self.algorithm.kl_penalty == FULL_KL
+
+    @property
+    def needs_ref_log_probs(self) -> bool:
+        """True when the KL term is estimated from the sampled tokens."""
+        return self.needs_reference and not (self.has_full_kl_reward or self.actor_rollout_ref.actor.has_full_kl_loss)
 
 
 # ----------------------------------------------------------------------------------------------------------- generation

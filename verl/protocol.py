@@ -53,6 +53,9 @@ class DataProto:
     """float32: the actor's, before this step's first update; meaningful on loss tokens only."""
     ref_log_probs_T: torch.Tensor | None = None
     """float32: the reference model's; meaningful on loss tokens only."""
+    kl_T: torch.Tensor | None = None
+    """float32 nats: of the actor, before this step's first update, to the reference over the whole vocabulary; 0 where
+    not sampled."""
     advantages_T: torch.Tensor | None = None
     """float32: 0 where not sampled."""
     returns_T: torch.Tensor | None = None

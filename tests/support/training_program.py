@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -37,6 +38,7 @@ class Training:
     model: Mapping[str, Any] = field(default_factory=dict)
 
 
+_FULL_KL = {"kl_loss_type": "full"}
 _LORA = {"lora_rank": 4, "lora_alpha": 8.0}
 _FROZEN = {"freeze": ["model.embed_tokens.*", "*.bias"]}
 _ULYSSES = {"ulysses_sequence_parallel_size": 2}
@@ -50,6 +52,9 @@ TRAININGS = {
     "ulysses_recomputing": Training(
         {"ppo_micro_batch_size_per_gpu": 3, **_ULYSSES}, {"enable_gradient_checkpointing": True}
     ),
+    "full_kl": Training({"ppo_max_token_len_per_gpu": 50, **_FULL_KL}),
+    "full_kl_ulysses": Training({"ppo_micro_batch_size_per_gpu": 2, **_FULL_KL, **_ULYSSES}),
+    "full_kl_lora": Training({"ppo_max_token_len_per_gpu": 50, **_FULL_KL}, _LORA),
     "lora": Training({"ppo_max_token_len_per_gpu": 50}, _LORA),
     "lora_ulysses": Training({"ppo_micro_batch_size_per_gpu": 2, **_ULYSSES}, _LORA),
     "frozen": Training({"ppo_max_token_len_per_gpu": 50}, _FROZEN),
@@ -86,12 +91,15 @@ def train(training: Training, model: str, batch: DataProto, rank: int, world_siz
     reference = make_reference(model_config, actor_config, RefConfig(), actor, temperature=TEMPERATURE)
     share = batch.select(balanced_partition(batch.lengths_B.tolist(), world_size)[rank])
     share, totals = share.replace(ref_log_probs_T=reference.log_probs(share)), BatchTotals.of(batch)
-    metrics = [actor.update([share], [totals]) for _ in range(UPDATES)]
+    with reference.states() if actor_config.has_full_kl_loss else nullcontext() as states:
+        metrics = [actor.update([share], [totals], reference=states) for _ in range(UPDATES)]
+        full_kl = actor.full_kl(share, states) if states else None
     base_change = reference.log_probs(share) - share.ref_log_probs_T
     return {
         "metrics": metrics,
         "weights": dict(actor.state_dict_items()),
         "log_probs": actor.log_probs(share),
+        "full_kl": full_kl,
         "reference_moved": float(base_change.abs().max()),
     }
 

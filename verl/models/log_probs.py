@@ -1,13 +1,16 @@
-"""Log-probabilities of given tokens from hidden states, without ever holding all logits of a long batch.
+"""Log-probabilities of given tokens and KL from hidden states, without ever holding all logits of a long batch.
 
 Axes: ``S`` positions asked for, ``C`` positions of one chunk, ``D`` hidden size, ``V`` vocabulary.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch.utils.checkpoint import checkpoint
+
+from verl.trainer.core_algos import full_kl
 
 CHUNK_BYTES = 32 * 2**20
 """float32 logits worked on at once."""
@@ -34,6 +37,31 @@ def token_log_probs(
     keep = torch.is_grad_enabled() and 4 * len(ids_S) * len(head_VD) <= KEEP_BYTES
     log_probs_S, entropy_S = _TokenLogProbs.apply(hidden_SD, head_VD, ids_S, temperature, with_entropy, chunk, keep)
     return log_probs_S, entropy_S
+
+
+class OutputStates(NamedTuple):
+    """What a model's distributions of the next token at ``S`` positions follow from."""
+
+    hidden_SD: torch.Tensor
+    head_VD: torch.Tensor
+
+
+def token_kl(
+    policy: OutputStates, reference: OutputStates, *, temperature: float = 1.0, chunk: int | None = None
+) -> torch.Tensor:
+    """KL(policy || reference) over the whole vocabulary at each position, float32 nats ``S``.
+
+    Carries gradients to the states of ``policy``; the logits of a chunk are computed again in the backward pass.
+    ``temperature`` and ``chunk`` are as those of `token_log_probs`.
+    """
+    chunk = chunk or max(CHUNK_BYTES // (4 * len(policy.head_VD)), 1)
+
+    def chunk_kl(hidden_CD: torch.Tensor, ref_hidden_CD: torch.Tensor) -> torch.Tensor:
+        ref_log_p_CV = _logits(ref_hidden_CD, reference.head_VD, temperature).log_softmax(-1)
+        return full_kl(_logits(hidden_CD, policy.head_VD, temperature).log_softmax(-1), ref_log_p_CV)
+
+    parts = zip(policy.hidden_SD.split(chunk), reference.hidden_SD.split(chunk), strict=True)
+    return torch.cat([checkpoint(chunk_kl, *part, use_reentrant=False, preserve_rng_state=False) for part in parts])
 
 
 class _TokenLogProbs(torch.autograd.Function):

@@ -6,7 +6,7 @@ Axes: ``T`` tokens of a batch, ``S`` its loss tokens, ``P`` the tokens that this
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import nn
@@ -14,9 +14,18 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from verl.models.attention import Packing
-from verl.models.log_probs import token_log_probs
+from verl.models.log_probs import OutputStates, token_kl, token_log_probs
 from verl.models.sequence_parallel import SequenceParallel
 from verl.protocol import DataProto
+
+
+class ReadOut(NamedTuple):
+    """What a module says of each loss token, ``S``, or of each token with 0 at the others, ``T``; float32."""
+
+    numbers: torch.Tensor
+    entropy: torch.Tensor | None = None
+    kl: torch.Tensor | None = None
+    """KL to a reference over the whole vocabulary, nats."""
 
 
 class PackedModule(nn.Module, ABC):
@@ -34,41 +43,48 @@ class PackedModule(nn.Module, ABC):
 
     @abstractmethod
     def read_out(
-        self, hidden_SD: torch.Tensor, ids_S: torch.Tensor, *, with_entropy: bool
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Float32 ``[S]`` of the states that precede the tokens ``ids_S``; an entropy ``[S]`` where there is one."""
+        self, hidden_SD: torch.Tensor, ids_S: torch.Tensor, *, with_entropy: bool, reference: OutputStates | None
+    ) -> ReadOut:
+        """Of the tokens ``ids_S``, from the states that precede them; entropy and KL where asked, if there are any."""
 
-    def forward(self, batch: DataProto, with_entropy: bool = False) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def forward(self, batch: DataProto, with_entropy: bool = False, reference: OutputStates | None = None) -> ReadOut:
         """`read_out` at the batch's loss tokens, in their order.
 
-        The output layer, a large part of a small model, runs at those positions only.
+        The output layer, a large part of a small model, runs at those positions only. ``reference`` is what another
+        module's `PolicyModule.states` gives for the same batch.
         """
-        # A loss token is never its sequence's first, so the state before it belongs to the same sequence.
         targets_S = batch.loss_mask_T.nonzero()[:, 0]
+        ids_S = batch.input_ids_T[targets_S]
         if self.parallel is None:
-            hidden_TD = self._backbone(batch.input_ids_T, batch.position_ids_T, Packing.of(batch.offsets_B1))
-            return self.read_out(hidden_TD[targets_S - 1], batch.input_ids_T[targets_S], with_entropy=with_entropy)
-        return self._forward_stretch(batch, targets_S, with_entropy, self.parallel)
+            return self.read_out(
+                self._states_before(batch, targets_S), ids_S, with_entropy=with_entropy, reference=reference
+            )
+        hidden_SD, own = self._own_states_before(batch, targets_S, self.parallel)
+        results = self.read_out(hidden_SD, ids_S[own], with_entropy=with_entropy, reference=reference)
+        return ReadOut(*(self._merged(result, own, len(targets_S)) for result in results))
 
-    def _forward_stretch(
-        self, batch: DataProto, targets_S: torch.Tensor, with_entropy: bool, parallel: SequenceParallel
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Compute this rank's stretch of the row; the numbers of all stretches come back."""
+    def _states_before(self, batch: DataProto, targets_S: torch.Tensor) -> torch.Tensor:
+        # A loss token is never its sequence's first, so the state before it belongs to the same sequence.
+        hidden_TD = self._backbone(batch.input_ids_T, batch.position_ids_T, Packing.of(batch.offsets_B1))
+        return hidden_TD[targets_S - 1]
+
+    def _own_states_before(
+        self, batch: DataProto, targets_S: torch.Tensor, parallel: SequenceParallel
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Compute this rank's stretch of the row; which of the targets follow it comes back too."""
         padding = -batch.num_tokens % parallel.size
         packing = Packing.of(batch.offsets_B1, padding=padding, parallel=parallel)
         stretch = parallel.stretch(batch.num_tokens + padding)
         ids_T, positions_T = (pad(tensor, (0, padding)) for tensor in (batch.input_ids_T, batch.position_ids_T))
         hidden_PD = self._backbone(ids_T[stretch], positions_T[stretch], packing)
         own = ((targets_S > stretch.start) & (targets_S <= stretch.stop)).nonzero()[:, 0]
-        results = self.read_out(
-            hidden_PD[targets_S[own] - 1 - stretch.start], ids_T[targets_S[own]], with_entropy=with_entropy
-        )
-        first, second = (
-            None if result is None else parallel.merge(result.new_zeros(len(targets_S)).index_copy(0, own, result))
-            for result in results
-        )
-        assert first is not None
-        return first, second
+        return hidden_PD[targets_S[own] - 1 - stretch.start], own
+
+    def _merged(self, result_S: torch.Tensor | None, own: torch.Tensor, num_targets: int) -> torch.Tensor | None:
+        """The numbers of all stretches."""
+        if result_S is None or self.parallel is None:
+            return result_S
+        return self.parallel.merge(result_S.new_zeros(num_targets).index_copy(0, own, result_S))
 
     def _backbone(self, ids_P: torch.Tensor, positions_P: torch.Tensor, packing: Packing) -> torch.Tensor:
         """Last hidden states ``[P, D]``."""
@@ -79,7 +95,7 @@ class PackedModule(nn.Module, ABC):
 
 
 class PolicyModule(PackedModule):
-    """Log-probs of the loss tokens, float32 nats, and entropies if asked."""
+    """Log-probs of the loss tokens, float32 nats; entropies and KL to a reference if asked."""
 
     def __init__(
         self, model: PreTrainedModel, temperature: float = 1.0, parallel: SequenceParallel | None = None
@@ -89,16 +105,24 @@ class PolicyModule(PackedModule):
         self.temperature = temperature
 
     def read_out(
-        self, hidden_SD: torch.Tensor, ids_S: torch.Tensor, *, with_entropy: bool
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        head = self.model.get_output_embeddings()
-        return token_log_probs(
-            hidden_SD,
-            head.weight.to(hidden_SD.dtype),
-            ids_S,
-            temperature=self.temperature,
-            with_entropy=with_entropy,
+        self, hidden_SD: torch.Tensor, ids_S: torch.Tensor, *, with_entropy: bool, reference: OutputStates | None
+    ) -> ReadOut:
+        states = self._output_states(hidden_SD)
+        log_probs_S, entropy_S = token_log_probs(
+            *states, ids_S, temperature=self.temperature, with_entropy=with_entropy
         )
+        kl_S = None if reference is None else token_kl(states, reference, temperature=self.temperature)
+        return ReadOut(log_probs_S, entropy_S, kl_S)
+
+    def states(self, batch: DataProto) -> OutputStates:
+        """What the distributions of the batch's loss tokens follow from; of this rank's stretch, where it has one."""
+        targets_S = batch.loss_mask_T.nonzero()[:, 0]
+        if self.parallel is None:
+            return self._output_states(self._states_before(batch, targets_S))
+        return self._output_states(self._own_states_before(batch, targets_S, self.parallel)[0])
+
+    def _output_states(self, hidden_SD: torch.Tensor) -> OutputStates:
+        return OutputStates(hidden_SD, self.model.get_output_embeddings().weight.to(hidden_SD.dtype))
 
 
 class ValueModule(PackedModule):
@@ -112,6 +136,6 @@ class ValueModule(PackedModule):
         nn.init.zeros_(self.value_head.bias)
 
     def read_out(
-        self, hidden_SD: torch.Tensor, ids_S: torch.Tensor, *, with_entropy: bool
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        return self.value_head(hidden_SD)[:, 0].float(), None
+        self, hidden_SD: torch.Tensor, ids_S: torch.Tensor, *, with_entropy: bool, reference: OutputStates | None
+    ) -> ReadOut:
+        return ReadOut(self.value_head(hidden_SD)[:, 0].float())

@@ -225,9 +225,12 @@ class PPOTrainer:
         if self._plan.updates_per_step > 1 or config.reward_kl_coef > 0 or config.algorithm.rollout_is:
             with watch.measure("old_log_prob"):
                 batch = batch.replace(old_log_probs_T=self._per_token("log_probs", batch))
-        if config.needs_reference:
+        if config.needs_ref_log_probs:
             with watch.measure("ref"):
                 batch = batch.replace(ref_log_probs_T=self._per_token("ref_log_probs", batch))
+        if config.has_full_kl_reward:
+            with watch.measure("ref"):
+                batch = batch.replace(kl_T=self._per_token("full_kl", batch))
         if config.needs_critic:
             with watch.measure("values"):
                 batch = batch.replace(values_T=self._per_token("values", batch))

@@ -12,10 +12,11 @@ from typing import ClassVar
 import torch
 
 from verl.config import ActorConfig, ModelConfig
+from verl.models.policy import ReadOut
 from verl.protocol import DataProto
 from verl.trainer.core_algos import BatchTotals, LossNormalizer, kl_estimate, ppo_clip_loss
 from verl.workers.language_model import LanguageModelTrainer, MicroLoss, UpdateResult
-from verl.workers.packed_model import MicroBatchLimits
+from verl.workers.packed_model import MicroBatchLimits, StatesOf
 
 
 @dataclass(frozen=True)
@@ -30,9 +31,10 @@ class PPOLoss:
     max_names: ClassVar[tuple[str, ...]] = ("probs_diff",)
     needs_entropy: ClassVar[bool] = True
 
-    def __call__(self, micro: DataProto, log_probs_S: torch.Tensor, entropy_S: torch.Tensor | None) -> MicroLoss:
-        """``micro`` needs advantages, and reference log-probs when ``use_kl_loss`` (`ValueError` without); without old
-        log-probs the policy is taken as unchanged since sampling."""
+    def __call__(self, micro: DataProto, read_out: ReadOut) -> MicroLoss:
+        """``micro`` needs advantages, and ``use_kl_loss`` the KL or reference log-probs (`ValueError` without); without
+        old log-probs the policy is taken as unchanged since sampling."""
+        log_probs_S, entropy_S, _ = read_out
         if micro.advantages_T is None or entropy_S is None:
             raise ValueError("the PPO loss needs advantages_T in the batch, and the entropy")
         sampled = micro.loss_mask_T
@@ -47,7 +49,7 @@ class PPOLoss:
             clip_c=self.config.clip_ratio_c,
         )
         pg_loss = (weights_S * policy.loss_S).sum()
-        kl_loss = self._kl_loss(micro, log_probs_S, weights_S)
+        kl_loss = self._kl_loss(micro, read_out, weights_S)
         loss = pg_loss + self.config.kl_loss_coef * kl_loss
         if self.config.entropy_coeff:
             loss = loss - self.config.entropy_coeff * (weights_S * entropy_S).sum()
@@ -56,13 +58,15 @@ class PPOLoss:
         sums = [pg_loss, kl_loss, entropy_S.sum(), ppo_kl, policy.clipped_S.float().sum(), diff_S.sum()]
         return MicroLoss(loss, torch.stack(sums).detach(), diff_S.max()[None].detach())
 
-    def _kl_loss(self, micro: DataProto, log_probs_S: torch.Tensor, weights_S: torch.Tensor) -> torch.Tensor:
+    def _kl_loss(self, micro: DataProto, read_out: ReadOut, weights_S: torch.Tensor) -> torch.Tensor:
         if not self.config.use_kl_loss:
-            return log_probs_S.new_zeros(())
+            return weights_S.new_zeros(())
+        if read_out.kl is not None:
+            return (weights_S * read_out.kl).sum()
         if micro.ref_log_probs_T is None:
-            raise ValueError("actor.use_kl_loss needs ref_log_probs_T in the batch")
+            raise ValueError("actor.use_kl_loss needs ref_log_probs_T in the batch, or for the full KL the reference")
         ref_S = micro.ref_log_probs_T[micro.loss_mask_T]
-        return (weights_S * kl_estimate(log_probs_S, ref_S, self.config.kl_loss_type)).sum()
+        return (weights_S * kl_estimate(read_out.numbers, ref_S, self.config.kl_loss_type)).sum()
 
 
 class Actor(LanguageModelTrainer):
@@ -98,9 +102,12 @@ class Actor(LanguageModelTrainer):
             actor_config.loss_agg_mode, actor_config.loss_norm_constant or loss_norm_constant
         )
 
-    def update(self, minibatches: Sequence[DataProto], totals: Sequence[BatchTotals]) -> dict[str, float]:
+    def update(
+        self, minibatches: Sequence[DataProto], totals: Sequence[BatchTotals], *, reference: StatesOf | None = None
+    ) -> dict[str, float]:
         """One optimizer step per mini-batch, in order; returns their mean metrics, the same on all ranks.
 
+        ``reference`` is what the KL in the loss is taken to where ``actor.kl_loss_type`` is ``full``.
         ``minibatches`` holds this rank's share of each (it may be empty), ``totals`` the counts of each over all ranks.
         A mini-batch without ``old_log_probs_T`` is taken as the first update on its trajectories: its own log-probs are
         the old ones, which is exactly on-policy and saves a forward pass. Every later mini-batch or epoch of the same
@@ -110,7 +117,7 @@ class Actor(LanguageModelTrainer):
             raise ValueError("update needs at least one mini-batch")
         with self.packed.residence.module_on_device():
             results = [
-                (self.train_step(minibatch, PPOLoss(self._config, self._normalizer, total)), total)
+                (self.train_step(minibatch, PPOLoss(self._config, self._normalizer, total), reference=reference), total)
                 for minibatch, total in zip(minibatches, totals, strict=True)
             ]
         return _metrics(results)

@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from verl.config import CriticConfig, ModelConfig
-from verl.models.policy import ValueModule
+from verl.models.policy import ReadOut, ValueModule
 from verl.models.sequence_parallel import SequenceParallel
 from verl.protocol import DataProto
 from verl.trainer.core_algos import BatchTotals, LossNormalizer, clipped_value_loss
@@ -40,8 +40,9 @@ class CriticLoss:
     max_names: ClassVar[tuple[str, ...]] = ()
     needs_entropy: ClassVar[bool] = False
 
-    def __call__(self, micro: DataProto, values_S: torch.Tensor, entropy_S: torch.Tensor | None) -> MicroLoss:
+    def __call__(self, micro: DataProto, read_out: ReadOut) -> MicroLoss:
         """``micro`` needs returns, and the values before the first update (`ValueError` without)."""
+        values_S = read_out.numbers
         if micro.returns_T is None or micro.values_T is None:
             raise ValueError("the critic's loss needs returns_T and values_T in the batch")
         sampled = micro.loss_mask_T
@@ -93,7 +94,7 @@ class Critic(LanguageModelTrainer):
 
     def values(self, batch: DataProto) -> torch.Tensor:
         """Values ``T`` of the batch's loss tokens, 0 elsewhere; float32 on the CPU."""
-        return self.packed.numbers(batch)[0]
+        return self.packed.numbers(batch).numbers
 
     def update(self, minibatches: Sequence[DataProto], totals: Sequence[BatchTotals]) -> dict[str, float]:
         """One optimizer step per mini-batch, in order; returns their mean metrics, the same on all ranks.

@@ -25,7 +25,7 @@ from verl.utils.flops import ModelSize, model_size
 from verl.utils.seeding import derive_seed, load_random_state, random_state, save_random_state, seed_everything
 from verl.workers.actor import Actor
 from verl.workers.critic import Critic
-from verl.workers.reference import make_reference
+from verl.workers.reference import ReferencePolicy, make_reference
 from verl.workers.rollout.engine import WeightUpdateTimes
 from verl.workers.rollout.worker import RolloutWorker
 from verl.workers.setup import ActorSetup, RolloutSetup
@@ -53,6 +53,7 @@ class HybridWorker(RolloutWorker):
             if training.ref is not None
             else None
         )
+        self._has_full_kl_loss = training.actor.has_full_kl_loss
         self._critic = self._make_critic(training) if training.critic is not None else None
         self._writer = BackgroundWriter(commits=context.rank == 0)
 
@@ -77,13 +78,24 @@ class HybridWorker(RolloutWorker):
 
     def ref_log_probs(self, batch: DataProto) -> torch.Tensor:
         """Log-probs ``T`` of this worker's share under the reference."""
-        if self._reference is None:
-            raise ValueError("this worker was set up without a reference model")
-        return self._reference.log_probs(batch)
+        return self._need_reference().log_probs(batch)
+
+    def full_kl(self, batch: DataProto) -> torch.Tensor:
+        """KL ``T`` of the actor to the reference on this worker's share, over the whole vocabulary."""
+        with self._need_reference().states() as reference:
+            return self._actor.full_kl(batch, reference)
 
     def update(self, mini_batches: Sequence[DataProto], totals: Sequence[BatchTotals]) -> dict[str, float]:
         """One optimizer step per mini-batch, of which this is the worker's share; metrics, the same on all workers."""
-        return self._actor.update(mini_batches, totals)
+        if not self._has_full_kl_loss:
+            return self._actor.update(mini_batches, totals)
+        with self._need_reference().states() as reference:
+            return self._actor.update(mini_batches, totals, reference=reference)
+
+    def _need_reference(self) -> ReferencePolicy:
+        if self._reference is None:
+            raise ValueError("this worker was set up without a reference model")
+        return self._reference
 
     def values(self, batch: DataProto) -> torch.Tensor:
         """Values ``T`` of this worker's share under the critic."""

@@ -32,12 +32,12 @@ from agentgym_rl.errors import TrainingDiverged
 from verl.config import FSDPConfig, ModelConfig, OptimConfig
 from verl.models.loading import export_huggingface
 from verl.models.lora import adapter_weights, merged_weights, save_adapter, without_adapter
-from verl.models.policy import PackedModule, PolicyModule
+from verl.models.policy import PackedModule, PolicyModule, ReadOut
 from verl.models.sequence_parallel import SequenceParallel
 from verl.protocol import DataProto
 from verl.utils import distributed
 from verl.workers.offload import optimizer_on_device
-from verl.workers.packed_model import MergedBatch, MicroBatchLimits, PackedModel, Placement, dummy_batch
+from verl.workers.packed_model import MergedBatch, MicroBatchLimits, PackedModel, Placement, StatesOf, dummy_batch
 
 ADAPTER_FOLDER = "lora_adapter"
 """Beside an exported model: the adapter alone."""
@@ -62,7 +62,7 @@ class LossFunction(Protocol):
     max_names: ClassVar[tuple[str, ...]]
     needs_entropy: ClassVar[bool]
 
-    def __call__(self, micro: DataProto, numbers_S: torch.Tensor, entropy_S: torch.Tensor | None, /) -> MicroLoss: ...
+    def __call__(self, micro: DataProto, read_out: ReadOut, /) -> MicroLoss: ...
 
 
 @dataclass(frozen=True)
@@ -137,11 +137,11 @@ class LanguageModelTrainer:
 
     def log_probs(self, batch: DataProto) -> torch.Tensor:
         """Log-probs ``T`` of the batch's loss tokens, 0 elsewhere; float32 nats on the CPU."""
-        return self.packed.numbers(batch)[0]
+        return self.packed.numbers(batch).numbers
 
     def log_probs_and_entropy(self, batch: DataProto) -> tuple[torch.Tensor, torch.Tensor]:
         """`log_probs`, and the entropy of the distribution that each of those tokens was drawn from, likewise."""
-        log_probs_T, entropy_T = self.packed.numbers(batch, with_entropy=True)
+        log_probs_T, entropy_T, _ = self.packed.numbers(batch, with_entropy=True)
         assert entropy_T is not None
         return log_probs_T, entropy_T
 
@@ -150,8 +150,22 @@ class LanguageModelTrainer:
         with without_adapter(self.module):
             return self.log_probs(batch)
 
-    def train_step(self, batch: DataProto, loss_function: LossFunction) -> UpdateResult:
-        """One optimizer step on this rank's share of a mini-batch.
+    @contextmanager
+    def base_states(self) -> Iterator[StatesOf]:
+        """`PackedModel.states` of the model without its adapter."""
+        with self.packed.states() as states_of:
+            yield without_adapter(self.module)(states_of)
+
+    def full_kl(self, batch: DataProto, reference: StatesOf) -> torch.Tensor:
+        """KL ``T`` to the reference over the whole vocabulary at the batch's loss tokens, 0 elsewhere; nats."""
+        kl_T = self.packed.numbers(batch, reference=reference).kl
+        assert kl_T is not None
+        return kl_T
+
+    def train_step(
+        self, batch: DataProto, loss_function: LossFunction, *, reference: StatesOf | None = None
+    ) -> UpdateResult:
+        """One optimizer step on this rank's share of a mini-batch; with ``reference`` the loss sees the KL to it.
 
         A step whose loss or gradient is not finite is skipped; `TrainingDiverged` when that happens
         ``optim.max_skipped_updates`` times in a row.
@@ -159,7 +173,7 @@ class LanguageModelTrainer:
         with self.packed.residence.module_on_device():
             self.module.train()
             self._optimizer.zero_grad(set_to_none=True)
-            loss, sums_K, maxima_M = self._backward(batch, loss_function)
+            loss, sums_K, maxima_M = self._backward(batch, loss_function, reference)
             grad_norm = self._clip_gradients()
             lr = learning_rate(self._optim_config, self.num_updates, self._total_updates)
             skipped = not (math.isfinite(loss) and math.isfinite(grad_norm))
@@ -172,18 +186,20 @@ class LanguageModelTrainer:
         maxima = dict(zip(loss_function.max_names, maxima_M.tolist(), strict=True))
         return UpdateResult(loss, grad_norm, lr, skipped, sums, maxima)
 
-    def _backward(self, batch: DataProto, loss_function: LossFunction) -> tuple[float, torch.Tensor, torch.Tensor]:
+    def _backward(
+        self, batch: DataProto, loss_function: LossFunction, reference: StatesOf | None
+    ) -> tuple[float, torch.Tensor, torch.Tensor]:
         """Accumulate gradients over all micro-batches; loss and statistics come back combined over ranks."""
         merged = MergedBatch.of(batch, self.packed.parallel).batch
         totals = torch.zeros(1 + len(loss_function.sum_names), dtype=torch.float64, device=self.device)
         maxima_M = torch.zeros(len(loss_function.max_names), dtype=torch.float64, device=self.device)
         for indices in self.packed.micro_batches(merged):
+            part = (merged.select(indices) if indices else dummy_batch()).to(self.device)
+            read_out = self.packed.read_out(part, with_entropy=loss_function.needs_entropy, reference=reference)
             if not indices:
-                self._backward_dummy()
+                (read_out.numbers.sum() * 0.0).backward()
                 continue
-            part = merged.select(indices).to(self.device)
-            numbers_S, entropy_S = self.module(part, with_entropy=loss_function.needs_entropy)
-            result = loss_function(part, numbers_S, entropy_S)
+            result = loss_function(part, read_out)
             # FSDP averages gradients over ranks, but parts of the loss are meant to be added.
             (result.loss * distributed.world_size()).backward()
             totals += torch.cat([result.loss.detach()[None], result.sums_K]).double()
@@ -194,10 +210,6 @@ class LanguageModelTrainer:
         distributed.all_reduce_sum_(totals)
         distributed.all_reduce_max_(maxima_M)
         return float(totals[0]), totals[1:], maxima_M
-
-    def _backward_dummy(self) -> None:
-        numbers_S, _ = self.module(dummy_batch().to(self.device))
-        (numbers_S.sum() * 0.0).backward()
 
     def _guard(self, skipped: bool, loss: float, grad_norm: float) -> None:
         self._skipped_in_a_row = self._skipped_in_a_row + 1 if skipped else 0

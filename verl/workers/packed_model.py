@@ -9,17 +9,19 @@ Axes: ``T`` tokens of a batch, ``S`` its loss tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from verl.config import ModelConfig
 from verl.models.loading import compute_dtype, load_tokenizer, model_skeleton, prepare_for_training, read_model
-from verl.models.policy import PackedModule
+from verl.models.log_probs import OutputStates
+from verl.models.policy import PackedModule, PolicyModule, ReadOut
 from verl.models.sequence_parallel import SequenceParallel, check_heads
 from verl.models.sharding import shard_module
 from verl.protocol import DataProto
@@ -49,6 +51,8 @@ class Placement:
 
 
 MakeModule = Callable[[PreTrainedModel, SequenceParallel | None], PackedModule]
+StatesOf = Callable[[DataProto], OutputStates]
+"""`PolicyModule.states` of a micro-batch on the device, without gradients; collective."""
 
 
 class PackedModel:
@@ -98,29 +102,51 @@ class PackedModel:
         )
         if source is not None and source.model.can_generate():  # as the bare backbone of a critic cannot
             module.model.generation_config = source.model.generation_config
+        if isinstance(module, PolicyModule):
+            register_fsdp_forward_method(module, "states")
         return module
 
-    def numbers(self, batch: DataProto, *, with_entropy: bool = False) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The module's number ``T`` for each of the batch's loss tokens, 0 elsewhere, and entropies ``T`` if asked;
-        without gradients, float32 on the CPU."""
+    def numbers(self, batch: DataProto, *, with_entropy: bool = False, reference: StatesOf | None = None) -> ReadOut:
+        """What the module says ``T`` of each of the batch's loss tokens, 0 elsewhere; without gradients, on the CPU.
+
+        With ``reference``, the `states` of another model, also the KL to that model.
+        """
         merged = MergedBatch.of(batch, self.parallel)
-        first_T = torch.zeros(merged.batch.num_tokens)
-        entropy_T = torch.zeros(merged.batch.num_tokens) if with_entropy else None
+        results_T = [
+            torch.zeros(merged.batch.num_tokens) if wanted else None
+            for wanted in (True, with_entropy, reference is not None)
+        ]
         self.module.eval()
         with torch.no_grad(), self.residence.module_on_device():
             for indices in self.micro_batches(merged.batch):
                 part = merged.batch.select(indices) if indices else dummy_batch()
-                first_S, entropy_S = self.module(part.to(self.device), with_entropy=with_entropy)
+                read_out = self.read_out(part.to(self.device), with_entropy=with_entropy, reference=reference)
                 if not indices:
                     continue
                 targets_S = merged.batch.token_positions(indices)[part.loss_mask_T]
-                first_T[targets_S] = first_S.cpu()
-                if entropy_T is not None and entropy_S is not None:
-                    entropy_T[targets_S] = entropy_S.cpu()
-            if isinstance(self.module, FSDPModule):
-                # Only a backward pass frees what the root gathered.
-                self.module.reshard()
-        return merged.own(first_T), None if entropy_T is None else merged.own(entropy_T)
+                for result_T, result_S in zip(results_T, read_out, strict=True):
+                    if result_T is not None and result_S is not None:
+                        result_T[targets_S] = result_S.cpu()
+            self._reshard()
+        return ReadOut(*(None if result_T is None else merged.own(result_T) for result_T in results_T))
+
+    def read_out(self, part: DataProto, *, with_entropy: bool, reference: StatesOf | None) -> ReadOut:
+        """What the module says of one micro-batch on the device; collective."""
+        return self.module(part, with_entropy=with_entropy, reference=None if reference is None else reference(part))
+
+    @contextmanager
+    def states(self) -> Iterator[StatesOf]:
+        """What the KL to this model, a policy, is computed from; valid inside."""
+        assert isinstance(self.module, PolicyModule)
+        self.module.eval()
+        with self.residence.module_on_device():
+            yield torch.no_grad()(self.module.states)
+            self._reshard()
+
+    def _reshard(self) -> None:
+        if isinstance(self.module, FSDPModule):
+            # Only a backward pass frees what the root gathered.
+            self.module.reshard()
 
     def micro_batches(self, batch: DataProto) -> list[list[int]]:
         """Indices of the batch's sequences with loss tokens, packed within limits; equally many packs on all ranks.

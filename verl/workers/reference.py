@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 import torch
@@ -10,7 +11,7 @@ from verl.config import ActorConfig, ModelConfig, RefConfig
 from verl.models.policy import PolicyModule
 from verl.protocol import DataProto
 from verl.workers.actor import Actor
-from verl.workers.packed_model import MicroBatchLimits, PackedModel, Placement
+from verl.workers.packed_model import MicroBatchLimits, PackedModel, Placement, StatesOf
 
 
 class ReferencePolicy(Protocol):
@@ -18,6 +19,10 @@ class ReferencePolicy(Protocol):
 
     def log_probs(self, batch: DataProto) -> torch.Tensor:
         """Log-probs ``T`` of the batch's loss tokens, 0 elsewhere; float32 nats on the CPU."""
+        ...
+
+    def states(self) -> AbstractContextManager[StatesOf]:
+        """See `PackedModel.states`; for micro-batches of the actor, which shares them out over ranks likewise."""
         ...
 
 
@@ -43,7 +48,10 @@ class Reference:
         )
 
     def log_probs(self, batch: DataProto) -> torch.Tensor:
-        return self._packed.numbers(batch)[0]
+        return self._packed.numbers(batch).numbers
+
+    def states(self) -> AbstractContextManager[StatesOf]:
+        return self._packed.states()
 
 
 class AdapterlessReference:
@@ -54,6 +62,9 @@ class AdapterlessReference:
 
     def log_probs(self, batch: DataProto) -> torch.Tensor:
         return self._actor.base_log_probs(batch)
+
+    def states(self) -> AbstractContextManager[StatesOf]:
+        return self._actor.base_states()
 
 
 def make_reference(

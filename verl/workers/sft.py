@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-
+from verl.models.policy import ReadOut
 from verl.protocol import DataProto
 from verl.trainer.core_algos import BatchTotals, LossNormalizer
 from verl.workers.language_model import LanguageModelTrainer, MicroLoss
@@ -22,7 +21,8 @@ class CrossEntropyLoss:
     max_names: ClassVar[tuple[str, ...]] = ()
     needs_entropy: ClassVar[bool] = False
 
-    def __call__(self, micro: DataProto, log_probs_S: torch.Tensor, entropy_S: torch.Tensor | None) -> MicroLoss:
+    def __call__(self, micro: DataProto, read_out: ReadOut) -> MicroLoss:
+        log_probs_S = read_out.numbers
         weights_S = LossNormalizer("token-mean").weights(micro, self.totals)
         return MicroLoss(-(weights_S * log_probs_S).sum(), log_probs_S.new_zeros(0), log_probs_S.new_zeros(0))
 

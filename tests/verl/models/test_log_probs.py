@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 from verl.models import log_probs
-from verl.models.log_probs import token_log_probs
+from verl.models.log_probs import OutputStates, token_kl, token_log_probs
 
 
 def inputs(num_positions: int = 7) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -47,6 +48,33 @@ def test_each_output_carries_its_gradient_alone():
         grads = (torch.autograd.grad(value.square().sum(), (hidden, head)) for value in (seen, expected))
         for one, other in zip(*grads, strict=True):
             assert torch.allclose(one, other, atol=1e-5)
+
+
+def test_the_kl_over_the_vocabulary_and_its_gradient_by_hand():
+    hidden = torch.tensor([[math.log(3)]], requires_grad=True)
+    head = torch.tensor([[1.0], [0.0]])  # logits log 3 and 0: probabilities 3/4 and 1/4
+    reference = OutputStates(torch.zeros(1, 1), head)  # 1/2 and 1/2
+    kl = token_kl(OutputStates(hidden, head), reference)
+    expected = 0.75 * math.log(1.5) + 0.25 * math.log(0.5)
+    assert kl.tolist() == pytest.approx([expected])
+    kl.sum().backward()
+    assert hidden.grad.item() == pytest.approx(0.75 * (math.log(1.5) - expected))
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 100])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_the_kl_in_chunks_equals_that_of_full_softmaxes(temperature, chunk):
+    hidden, head, _ = inputs()
+    ref_hidden, ref_head = hidden.detach() + 0.5, head.detach() * 1.5
+    seen = token_kl(
+        OutputStates(hidden, head), OutputStates(ref_hidden, ref_head), temperature=temperature, chunk=chunk
+    )
+    log_p, ref_log_p = ((h @ w.T / temperature).log_softmax(-1) for h, w in ((hidden, head), (ref_hidden, ref_head)))
+    expected = torch.nn.functional.kl_div(ref_log_p, log_p, reduction="none", log_target=True).sum(-1)
+    grads = (torch.autograd.grad(value.square().sum(), (hidden, head)) for value in (seen, expected))
+    for one, other in zip(*grads, strict=True):
+        assert torch.allclose(one, other, atol=1e-5)
+    assert torch.allclose(seen, expected, atol=1e-5)
 
 
 def test_entropy_is_left_out_unless_asked_for():

@@ -71,6 +71,13 @@ def test_kl_penalty_is_paid_on_sampled_tokens_only():
     assert mean_kl == pytest.approx(2.0)
 
 
+def test_the_full_kl_is_paid_as_it_was_computed():
+    batch = batch_of([[1, 0, 1]], rewards=[[0, 0, 1]], scores=[1.0]).replace(kl_T=torch.tensor([9.0, 1.0, 9.0, 3.0]))
+    penalised, mean_kl = apply_kl_penalty(batch, kl_coef=0.1, estimator="full")
+    assert penalised.token_rewards_T.tolist() == pytest.approx([0, -0.1, 0, 0.7])
+    assert penalised.scores_B.tolist() == pytest.approx([0.6]) and mean_kl == pytest.approx(2.0)
+
+
 def test_the_full_kl_is_a_sum_over_the_vocabulary():
     policy, ref = torch.tensor([0.75, 0.25]).log(), torch.tensor([0.5, 0.5]).log()
     assert full_kl(policy, ref).item() == pytest.approx(0.75 * math.log(1.5) + 0.25 * math.log(0.5))

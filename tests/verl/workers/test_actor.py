@@ -126,7 +126,7 @@ def test_tokens_of_the_environment_get_no_gradient_and_every_sampled_token_gets_
     handle = actor.model.get_output_embeddings().register_forward_hook(lambda *_: captured.append("full logits"))
     hidden = []
     actor.model.base_model.register_forward_hook(lambda _, __, output: hidden.append(output.last_hidden_state))
-    log_probs_S, _ = actor.module(batch)
+    log_probs_S = actor.module(batch).numbers
     hidden[0].retain_grad()
     log_probs_S.sum().backward()
     handle.remove()

@@ -18,7 +18,12 @@ from verl.protocol import DataProto
 from verl.trainer.core_algos import kl_estimate, ppo_clip_loss
 from verl.utils.balancing import balanced_partition
 
-FULL = [name for name, training in TRAININGS.items() if not training.model or "enable_gradient" in str(training.model)]
+FULL_KL = [name for name in TRAININGS if name.startswith("full_kl")]
+FULL = [
+    name
+    for name, training in TRAININGS.items()
+    if name not in FULL_KL and (not training.model or "enable_gradient" in str(training.model))
+]
 LORA = [name for name in TRAININGS if name.startswith("lora")]
 FROZEN = [name for name in TRAININGS if name.startswith("frozen")]
 
@@ -44,7 +49,8 @@ def on_one_rank(name: str, model: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def one_rank(model) -> dict[str, dict[str, Any]]:
-    return {name: on_one_rank(name, model) for name in ("packed", "lora", "frozen", "micro_1", "micro_2", "micro_4")}
+    names = ("packed", "lora", "frozen", "micro_1", "micro_2", "micro_4", "full_kl", "full_kl_lora")
+    return {name: on_one_rank(name, model) for name in names}
 
 
 def results(folder: Path, name: str) -> list[dict[str, Any]]:
@@ -87,10 +93,23 @@ def test_frozen_weights_train_the_same_on_two_ranks(two_ranks, one_rank, name):
     assert all((change[name] == 0) == (name in frozen) for name in change) and frozen
 
 
-def test_padded_rows_and_full_logits_train_to_the_same_weights(one_rank):
-    expected = padded_training(fixed_batch())
-    for name, tensor in one_rank["packed"]["weights"].items():
-        assert torch.allclose(tensor, expected[name], atol=1e-5), name
+@pytest.mark.parametrize("name", FULL_KL)
+def test_the_kl_over_the_whole_vocabulary_trains_the_same_on_two_ranks(two_ranks, one_rank, name):
+    one = one_rank["full_kl_lora" if "lora" in name else "full_kl"]
+    rows = balanced_partition(fixed_batch().lengths_B.tolist(), 2)
+    for result, share in zip(results(two_ranks, name), rows, strict=True):
+        assert_same(result, one)
+        whole = one["full_kl"].split(fixed_batch().lengths_B.tolist())
+        assert torch.allclose(result["full_kl"], torch.cat([whole[row] for row in share]), atol=1e-5)
+    assert one["full_kl"].max() > 1e-3
+    assert one["reference_moved"] == 0
+
+
+@pytest.mark.parametrize(("name", "kl_type"), [("packed", "low_var_kl"), ("full_kl", "full")])
+def test_padded_rows_and_full_logits_train_to_the_same_weights(one_rank, name, kl_type):
+    expected = padded_training(fixed_batch(), kl_type)
+    for weight, tensor in one_rank[name]["weights"].items():
+        assert torch.allclose(tensor, expected[weight], atol=1e-5), weight
 
 
 def test_log_probs_come_back_to_the_rank_whose_share_they_are(two_ranks, one_rank):
@@ -123,11 +142,11 @@ def furthest(weights: dict[str, torch.Tensor]) -> float:
     return max(changes(weights).values())
 
 
-def padded_training(batch: DataProto) -> dict[str, torch.Tensor]:
+def padded_training(batch: DataProto, kl_type: str) -> dict[str, torch.Tensor]:
     """The same three updates on one padded batch, with full logits and an attention mask, by torch alone."""
     model = tiny_qwen2()
     with torch.no_grad():
-        reference_S, _ = padded_log_probs(model, batch)
+        reference_S, _, reference_SV = padded_log_probs(model, batch)
     decayed = [p for p in model.parameters() if p.ndim >= 2]
     others = [p for p in model.parameters() if p.ndim < 2]
     optimizer = torch.optim.AdamW([{"params": decayed, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}])
@@ -135,11 +154,14 @@ def padded_training(batch: DataProto) -> dict[str, torch.Tensor]:
     lengths_S = batch.sampled_lengths_B[batch.sequence_index_T[sampled]]
     weights_S = 1 / lengths_S / (batch.sampled_lengths_B > 0).sum()
     for update in range(UPDATES):
-        log_probs_S, entropy_S = padded_log_probs(model, batch)
+        log_probs_S, entropy_S, log_p_SV = padded_log_probs(model, batch)
         policy = ppo_clip_loss(
             log_probs_S, batch.old_log_probs_T[sampled], batch.advantages_T[sampled], clip_low=0.2, clip_high=0.2
         )
-        kl_S = kl_estimate(log_probs_S, reference_S, "low_var_kl")
+        if kl_type == "full":
+            kl_S = (log_p_SV.exp() * (log_p_SV - reference_SV)).sum(-1)
+        else:
+            kl_S = kl_estimate(log_probs_S, reference_S, kl_type)
         loss = (weights_S * (policy.loss_S + 0.1 * kl_S - 0.01 * entropy_S)).sum()
         optimizer.zero_grad()
         loss.backward()
@@ -152,8 +174,8 @@ def padded_training(batch: DataProto) -> dict[str, torch.Tensor]:
     return {name: tensor.detach() for name, tensor in model.named_parameters()}
 
 
-def padded_log_probs(model, batch: DataProto) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probs and entropies ``S`` from one batch of rows padded on the right."""
+def padded_log_probs(model, batch: DataProto) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Log-probs ``S``, entropies ``S`` and log-probs of all tokens from one batch of rows padded on the right."""
     rows = batch.input_ids_T.split(batch.lengths_B.tolist())
     ids_BT = torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True)
     mask_BT = torch.arange(ids_BT.shape[1]) < batch.lengths_B[:, None]
@@ -163,4 +185,5 @@ def padded_log_probs(model, batch: DataProto) -> tuple[torch.Tensor, torch.Tenso
     token_log_probs_BT[:, 1:] = log_p[:, :-1].gather(-1, ids_BT[:, 1:, None])[..., 0]
     entropy_BT[:, 1:] = -(log_p.exp() * log_p).sum(-1)[:, :-1]
     sampled = batch.loss_mask_T
-    return token_log_probs_BT[mask_BT][sampled], entropy_BT[mask_BT][sampled]
+    before_BTV = log_p.roll(1, dims=1)
+    return token_log_probs_BT[mask_BT][sampled], entropy_BT[mask_BT][sampled], before_BTV[mask_BT][sampled]

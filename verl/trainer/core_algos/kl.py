@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from agentgym_rl.errors import ConfigError
-from verl.config import KL_ESTIMATORS, KLControlConfig
+from verl.config import FULL_KL, KL_ESTIMATORS, KLControlConfig
 from verl.protocol import DataProto
 
 # exp() of a larger log-ratio says nothing a gradient could use, and overflows soon after.
@@ -21,7 +21,7 @@ def kl_estimate(log_probs: torch.Tensor, ref_log_probs: torch.Tensor, estimator:
     """Per token, an estimate of KL(policy || reference) in nats from one sample; any shape, both the same.
 
     ``kl`` log-ratio (k1), ``abs`` its absolute value, ``mse`` half its square (k2), ``low_var_kl`` k3:
-    http://joschu.net/blog/kl-approx.html. Raises `ConfigError` for another name.
+    http://joschu.net/blog/kl-approx.html. Raises `ConfigError` for another name: ``full`` needs more than one sample.
     """
     log_ratio = log_probs - ref_log_probs
     if estimator == "kl":
@@ -33,7 +33,8 @@ def kl_estimate(log_probs: torch.Tensor, ref_log_probs: torch.Tensor, estimator:
     if estimator == "low_var_kl":
         reverse = (-log_ratio).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
         return reverse.exp() - reverse - 1
-    raise ConfigError(f"KL estimator {estimator!r}: must be one of {', '.join(KL_ESTIMATORS)}")
+    known = ", ".join(name for name in KL_ESTIMATORS if name != FULL_KL)
+    raise ConfigError(f"KL estimator {estimator!r}: must be one of {known}")
 
 
 def full_kl(log_p_V: torch.Tensor, ref_log_p_V: torch.Tensor) -> torch.Tensor:
@@ -44,17 +45,24 @@ def full_kl(log_p_V: torch.Tensor, ref_log_p_V: torch.Tensor) -> torch.Tensor:
 def apply_kl_penalty(batch: DataProto, *, kl_coef: float, estimator: str) -> tuple[DataProto, float]:
     """Subtract ``kl_coef`` x KL from the reward of each sampled token, and its sum from the score.
 
-    Needs ``old_log_probs_T`` and ``ref_log_probs_T``. Also returns the mean KL per sampled token.
+    Needs ``old_log_probs_T`` and ``ref_log_probs_T``, or ``kl_T`` for ``full``. Also returns the mean KL per token.
     """
-    if batch.old_log_probs_T is None or batch.ref_log_probs_T is None:
-        raise ValueError("apply_kl_penalty needs old_log_probs_T and ref_log_probs_T")
-    kl_T = kl_estimate(batch.old_log_probs_T, batch.ref_log_probs_T, estimator)
-    kl_T = torch.where(batch.loss_mask_T, kl_T, 0.0)
+    kl_T = torch.where(batch.loss_mask_T, _token_kl(batch, estimator), 0.0)
     sums_B = torch.zeros(len(batch), dtype=torch.float64).index_add_(0, batch.sequence_index_T, kl_T.double())
     penalised = batch.replace(
         token_rewards_T=batch.token_rewards_T - kl_coef * kl_T, scores_B=batch.scores_B - kl_coef * sums_B
     )
     return penalised, float(kl_T.sum()) / max(batch.num_sampled_tokens, 1)
+
+
+def _token_kl(batch: DataProto, estimator: str) -> torch.Tensor:
+    if estimator == FULL_KL:
+        if batch.kl_T is None:
+            raise ValueError("apply_kl_penalty needs kl_T for the full KL")
+        return batch.kl_T
+    if batch.old_log_probs_T is None or batch.ref_log_probs_T is None:
+        raise ValueError("apply_kl_penalty needs old_log_probs_T and ref_log_probs_T")
+    return kl_estimate(batch.old_log_probs_T, batch.ref_log_probs_T, estimator)
 
 
 def next_kl_coef(kl_coef: float, *, kl: float, num_trajectories: int, config: KLControlConfig) -> float:
