@@ -67,12 +67,10 @@ class _Tab:
     numbering: Numbering = field(default_factory=Numbering)
     frame: str = ""
     """Chromium's name of the page's main frame."""
-    in_flight: dict[Request, float] = field(default_factory=dict)
-    """Requests that have not ended, and when they began, by the monotonic clock."""
+    in_flight: set[Request] = field(default_factory=set)
+    """Requests that have not ended. Those of a page that is left end with it."""
     active_at: float = 0.0
-    """When the last request began or ended."""
-    navigation_at: float = 0.0
-    """When the last page was asked for."""
+    """When the last request began or ended, by the monotonic clock."""
     loading: bool = False
     """True from the begin of a page's load to its end."""
     awaited_until: float = 0.0
@@ -176,7 +174,6 @@ class BrowsingSession:
         page.on("request", lambda request: self._began(tab, request))
         page.on("requestfinished", lambda request: self._ended(tab, request))
         page.on("requestfailed", lambda request: self._failed(tab, request))
-        page.on("framenavigated", lambda frame: self._navigated(tab) if frame == page.main_frame else None)
         page.on("close", lambda _: self._closed(tab))
         page.on("dialog", lambda dialog: asyncio.ensure_future(self._accept(dialog)))
         await self._watch_loading(tab)
@@ -223,23 +220,19 @@ class BrowsingSession:
     def _began(self, tab: _Tab, request: Request) -> None:
         tab.active_at = time.monotonic()
         if request.resource_type not in _ENDLESS:
-            tab.in_flight[request] = tab.active_at
+            tab.in_flight.add(request)
         if request.is_navigation_request() and request.frame == tab.page.main_frame:
-            tab.failed_url, tab.navigation_at = "", tab.active_at
+            tab.failed_url = ""
 
     def _ended(self, tab: _Tab, request: Request) -> None:
         tab.active_at = time.monotonic()
-        tab.in_flight.pop(request, None)
+        tab.in_flight.discard(request)
 
     def _failed(self, tab: _Tab, request: Request) -> None:
         self._ended(tab, request)
         aborted = "ERR_ABORTED" in (request.failure or "")
         if not aborted and request.is_navigation_request() and request.frame == tab.page.main_frame:
             tab.failed_url = request.url
-
-    def _navigated(self, tab: _Tab) -> None:
-        """Requests of the page before are of no interest; not all of them are reported as ended."""
-        tab.in_flight = {request: at for request, at in tab.in_flight.items() if at >= tab.navigation_at}
 
     def _loaded(self, tab: _Tab) -> None:
         tab.loading, tab.awaited_until, tab.active_at = False, 0.0, time.monotonic()

@@ -26,7 +26,7 @@ from agentgym_rl.envs.base import InvalidCall
 from agentgym_rl.envs.checking import child_processes
 from agentgym_rl.envs.registry import EnvSpec
 from agentgym_rl.envs.server import build_app
-from agentgym_rl.envs.webarena import SMALL_TASKS, SPEC, WebArenaSettings
+from agentgym_rl.envs.webarena import SMALL_TASKS, SPEC, WebArenaSettings, browsing
 from agentgym_rl.envs.webarena.environment import WebArena
 from agentgym_rl.envs.webarena.expert import SOLUTIONS, Step, solution
 from agentgym_rl.envs.webarena.sites.server import small_sites
@@ -449,6 +449,69 @@ def test_a_login_state_is_found_in_the_folder_that_is_named(tmp_path: Path) -> N
     environment = with_tasks(tmp_path, task, login_folder=SMALL_TASKS.parent)
     assert "Welcome, nora!" in environment.reset(0).observation
     environment.close()
+
+
+# ------------------------------------------------------------------------------------------------------ slow pages
+
+
+class slow_site:
+    """A shop whose pages take their time, and one request of which never ends."""
+
+    _LINKS = "".join(f"<p><a href='/{name}'>{name}</a></p>" for name in ("late", "streamed", "stuck", "quick"))
+
+    def __enter__(self) -> str:
+        links, end = self._LINKS, threading.Event()
+        self._end = end
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                if self.path == "/never":
+                    end.wait(60)
+                    return
+                if self.path == "/late":
+                    time.sleep(0.6)
+                self.send_response(200)
+                self.send_header("Content-Type", "text/html")
+                self.end_headers()
+                self.wfile.write(f"<title>{self.path}</title>{links}<script>".encode())
+                self.wfile.write(b"fetch('/never');</script>" if self.path == "/stuck" else b"</script>")
+                if self.path == "/streamed":
+                    self.wfile.write(b" " * 5000)
+                    self.wfile.flush()
+                    time.sleep(0.6)
+                self.wfile.write(b"<p>That was all.</p>")
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        return f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def test_a_page_is_looked_at_once_it_has_loaded_and_not_waited_for_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(browsing, "_SETTLE_LIMIT_S", 2.0)
+    monkeypatch.setattr(browsing, "_AWAIT_LOAD_S", 0.05)
+    with slow_site() as address:
+        monkeypatch.setenv("SHOPPING", address)
+        environment = with_tasks(tmp_path, {})
+        environment.reset(0)
+        for name in ("late", "streamed"):
+            seen = act(environment, "click", "link", name).observation
+            assert seen.startswith(f"Tab 0 (current): /{name}\n") and "That was all." in seen
+        assert "That was all." in act(environment, "click", "link", "stuck").observation
+        assert len(environment._session._tab.in_flight) == 1
+        assert "That was all." in act(environment, "click", "link", "quick").observation
+        assert len(environment._session._tab.in_flight) == 0
+        environment.close()
 
 
 # --------------------------------------------------------------------------------------------------------------- faults
