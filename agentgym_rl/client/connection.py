@@ -104,7 +104,8 @@ class Connection:
 
         The call is sent again when the server cannot have run it: no connection was made, or it was turned away with
         503 and Retry-After. When the connection broke, only if running it twice is impossible (the server knows request
-        ids) or harmless (GET). Raises `EnvUnreachable`, `EnvTimeout`, `EnvServerError` (503 for too long),
+        ids) or harmless (GET; ``create``, as a session that nobody knows is lost anyway, and a server of this project
+        gives the same one again). Raises `EnvUnreachable`, `EnvTimeout`, `EnvServerError` (503 for too long),
         `EnvProtocolError` (no JSON).
         """
         request.headers["X-Request-Id"] = next(self._ids)
@@ -139,7 +140,8 @@ class Connection:
     def _may_send_again(self, request: requests.PreparedRequest, error: requests.RequestException) -> bool:
         if _never_sent(error):
             return True
-        return _broke(error) and (self._repeatable or request.method == "GET")
+        is_harmless = request.method == "GET" or request.path_url.endswith("/create")
+        return _broke(error) and (self._repeatable or is_harmless)
 
     def _as_env_error(
         self, what: str, error: requests.RequestException, timeout_s: float, *, tries: int

@@ -55,8 +55,11 @@ def check_ppo_inputs(config: PPOConfig) -> RunItems:
     if branch.rollout.rollout_log_dir is not None:
         check_output_folder("actor_rollout_ref.rollout.rollout_log_dir", branch.rollout.rollout_log_dir)
     check_environment(branch.agentgym)
-    train, val = config.data.train_batch_size * branch.rollout.n, len(items.val) * branch.rollout.val_kwargs.n
-    hold_to_capacity(branch.agentgym, num_workers=config.trainer.world_size, at_once=max(train, val))
+    with_greedy = config.algorithm.adv_estimator == "remax"  # One more of each item.
+    train = config.data.train_batch_size * (branch.rollout.n + with_greedy)
+    val = len(items.val) * branch.rollout.val_kwargs.n
+    num_engines = config.trainer.world_size // branch.rollout.tensor_model_parallel_size
+    hold_to_capacity(branch.agentgym, num_workers=num_engines, at_once=max(train, val))
     return items
 
 
@@ -71,7 +74,8 @@ def check_generation_inputs(config: GenerationConfig) -> tuple[Item, ...]:
     check_output_folder("rollout.rollout_log_dir", config.rollout.rollout_log_dir)
     check_environment(config.agentgym)
     at_once = min(config.data.batch_size, len(items)) * config.data.n_samples
-    hold_to_capacity(config.agentgym, num_workers=config.trainer.world_size, at_once=at_once)
+    num_engines = config.trainer.world_size // config.rollout.tensor_model_parallel_size
+    hold_to_capacity(config.agentgym, num_workers=num_engines, at_once=at_once)
     return items
 
 

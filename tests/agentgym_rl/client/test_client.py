@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from support.environments import CumulativeClient, Script, ScriptedClient, scripted_spec
-from support.faults import http_answer, raw_server
+from support.faults import Fault, faulty_proxy, http_answer, raw_server
 from support.servers import serve
 
 from agentgym_rl.agent.strategies import Strategy, conversation_start
@@ -450,6 +450,19 @@ def test_after_a_broken_connection_any_other_server_is_not_asked_again() -> None
     with raw_server(answer) as url, TextCraftClient(url) as client, refused:
         client.step("Action: inventory")
     assert len(step_ids) == 1
+
+
+def test_a_create_whose_answer_is_lost_is_repeated_and_leaves_no_session_behind() -> None:
+    script = Script()
+    lost = {"/create": Fault.RESET}
+    with (
+        serve(build_app(scripted_spec(script))) as upstream,
+        faulty_proxy(upstream, lambda call: lost.pop(call.path, None)) as proxy,
+        ScriptedClient(proxy.url) as client,
+    ):
+        assert (client.retries, script.open) == (1, 1)
+        client.close()
+        assert script.open == 0
 
 
 def test_a_restarted_server_does_not_know_the_session() -> None:

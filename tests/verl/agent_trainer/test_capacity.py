@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import pytest
 from support.environments import ScriptedClient, scripted_spec
 from support.servers import serve
 
 from agentgym_rl.client.capacity import Capacity, read_capacity
+from agentgym_rl.envs.registry import register
 from agentgym_rl.envs.server import build_app
 from agentgym_rl.errors import ConfigError
 from verl.agent_trainer.capacity import hold_to_capacity
-from verl.config import AgentGymConfig
+from verl.agent_trainer.checks import check_ppo_inputs
+from verl.agent_trainer.loading import load_config, parse_command_line
+from verl.config import AgentGymConfig, PPOConfig
 
 pytestmark = pytest.mark.server
 
@@ -42,6 +46,26 @@ def test_workers_share_the_places_that_there_are_and_the_run_says_so(capsys: pyt
     with servers(20) as urls:
         assert hold(urls, num_workers=3, at_once=64) == 6
     assert "room for 20 sessions, where 64 trajectories could run at once" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("estimator", "concurrency"), [("grpo", 256), ("remax", 4)])
+def test_greedy_baselines_need_places_too(tmp_path: Path, estimator: str, concurrency: int) -> None:
+    """2 items x n 2 are 4 trajectories, and with baselines 6."""
+    spec = scripted_spec()
+    register(spec)
+    (tmp_path / "items.json").write_text("[0, 1]")
+    (tmp_path / "config.json").write_text("{}")
+    with servers(4) as urls:
+        argv = [
+            *(f"algorithm.adv_estimator={estimator}", "data.train_batch_size=2", "actor_rollout_ref.rollout.n=2"),
+            *(f"data.train_file={tmp_path}/items.json", "data.max_prompt_length=64", "data.max_response_length=64"),
+            *(f"actor_rollout_ref.model.path={tmp_path}", "actor_rollout_ref.actor.ppo_mini_batch_size=2"),
+            *(f"actor_rollout_ref.agentgym.task_name={spec.name}", f"actor_rollout_ref.agentgym.env_addr={urls}"),
+            *(f"trainer.default_local_dir={tmp_path}/out", "trainer.device=cpu", "trainer.n_gpus_per_node=1"),
+        ]
+        config = load_config(PPOConfig, parse_command_line(argv, program="test", config_name="ppo_trainer"))
+        check_ppo_inputs(config)
+    assert config.actor_rollout_ref.agentgym.max_concurrency == concurrency
 
 
 def test_fewer_places_than_workers_are_an_error() -> None:
