@@ -27,6 +27,10 @@ class EnvServerError(EnvError):
     """The server answered with an error, or the environment reported one of its own."""
 
 
+class EnvFull(EnvServerError):
+    """The server turned a call away for want of room until the time for it was over."""
+
+
 class EnvProtocolError(EnvError):
     """The server's answer is not of the protocol's form."""
 

@@ -25,7 +25,7 @@ from urllib3 import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import MaxRetryError, NewConnectionError, ReadTimeoutError
 
-from agentgym_rl.errors import ConfigError, EnvProtocolError, EnvServerError, EnvTimeout, EnvUnreachable
+from agentgym_rl.errors import ConfigError, EnvFull, EnvProtocolError, EnvTimeout, EnvUnreachable
 
 TOKEN_VARIABLE = "AGENTGYM_TOKEN"
 CONNECT_TIMEOUT_S = 5.0
@@ -105,7 +105,7 @@ class Connection:
         The call is sent again when the server cannot have run it: no connection was made, or it was turned away with
         503 and Retry-After. When the connection broke, only if running it twice is impossible (the server knows request
         ids) or harmless (GET; ``create``, as a session that nobody knows is lost anyway, and a server of this project
-        gives the same one again). Raises `EnvUnreachable`, `EnvTimeout`, `EnvServerError` (503 for too long),
+        gives the same one again). Raises `EnvUnreachable`, `EnvTimeout`, `EnvFull` (503 for too long),
         `EnvProtocolError` (no JSON).
         """
         request.headers["X-Request-Id"] = next(self._ids)
@@ -125,7 +125,7 @@ class Connection:
                     return _reply(what, response)
                 wait_s = turned_away_s
                 if time.monotonic() + wait_s >= end:
-                    raise EnvServerError(_refused_to_the_end(what, timeout_s, wait_s, response))
+                    raise EnvFull(_refused_to_the_end(what, timeout_s, wait_s, response))
             self.retries += 1
             time.sleep(wait_s)
 

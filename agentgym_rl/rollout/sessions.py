@@ -17,7 +17,7 @@ from threading import Thread
 from typing import Any, TypeVar
 
 from agentgym_rl.client.base import EnvClient
-from agentgym_rl.errors import AgentGymError, EnvError
+from agentgym_rl.errors import AgentGymError, EnvError, EnvFull
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +25,8 @@ _CLOSE_WAIT_S = 10.0
 """Longest wait for the sessions of a rollout to close; what takes longer goes on in its own thread."""
 _HANG_WAIT_S = 1.0
 """The same for sessions that are in the middle of a call."""
+_FULL_PAUSE_S = 1.0
+"""Seconds before a full server is asked again: it may have told us at once to come back much later."""
 _T = TypeVar("_T")
 
 
@@ -173,7 +175,8 @@ class SessionPool:
     """Sessions of one rollout: sound ones are handed on, faulty ones are closed, all are closed in the end.
 
     On a full server a new session waits for a place, and the places may be held by sessions of this very pool. So who
-    waits is served, in turn, by whatever comes first: a session that is put back or one that has opened.
+    waits is served, in turn, by whatever comes first: a session that is put back or one that has opened. That the
+    server stays full is a fault only of a pool that has no session.
     """
 
     def __init__(self, make_client: Callable[[], EnvClient], *, inline: bool = False) -> None:
@@ -203,8 +206,7 @@ class SessionPool:
         waiting: asyncio.Future[EnvSession] = asyncio.get_running_loop().create_future()
         self._waiting.append(waiting)
         if len(self._opening) < len(self._waiting):
-            session = self._new_session()
-            self._opening[session] = asyncio.create_task(self._hand_on_once_open(session))
+            self._open_another()
         try:
             return await waiting
         except asyncio.CancelledError:
@@ -254,13 +256,27 @@ class SessionPool:
         self._peak = max(self._peak, self._num_open)
         return self._session_class(self._make_client)
 
+    def _open_another(self) -> None:
+        session = self._new_session()
+        self._opening[session] = asyncio.create_task(self._hand_on_once_open(session))
+
+    def _num_in_use(self) -> int:
+        """Sessions that are open: those of trajectories and idle ones."""
+        return self._num_open - len(self._opening) - self._fresh_waiting
+
     async def _hand_on_once_open(self, session: EnvSession) -> None:
         try:
             await session.opened()
         except AgentGymError as error:
+            if is_full := isinstance(error, EnvFull):
+                await asyncio.sleep(_FULL_PAUSE_S)
             del self._opening[session]
             self.discard(session)
-            if len(self._opening) < len(self._waiting) and (waiting := self._next_waiting()) is not None:
+            if len(self._opening) >= len(self._waiting):
+                return
+            if is_full and self._num_in_use() > 0:
+                self._open_another()  # No fault: who waits will get one of those, if not a place of its own.
+            elif (waiting := self._next_waiting()) is not None:
                 waiting.set_exception(error)
         else:
             del self._opening[session]

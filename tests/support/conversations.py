@@ -61,10 +61,10 @@ WORDS = (
 SPACES = (" ", "  ", "\n", "\n\n", "\t", " \n ", "\u00a0", "\r\n")
 
 
-def make_case_tokenizer(case: dict[str, Any]) -> PreTrainedTokenizerFast:
+def make_case_tokenizer(case: dict[str, Any], *, byte_level: bool = True) -> PreTrainedTokenizerFast:
     if case["control_tokens"] is None:
-        return make_tokenizer(case["template"], eos_token=case["eos_token"])
-    return make_family_tokenizer(case)
+        return make_tokenizer(case["template"], eos_token=case["eos_token"], byte_level=byte_level)
+    return make_family_tokenizer(case, byte_level=byte_level)
 
 
 @dataclass(frozen=True)
@@ -153,18 +153,24 @@ def sample(case: dict[str, Any], tokenizer: PreTrainedTokenizerFast, conversatio
     end = tokenizer.convert_tokens_to_ids(case["end_of_turn"])
     turns = []
     for index, answer in enumerate(conversation.answers):
-        ids = plain_ids(tokenizer, case["answer_head"] + answer)
+        ids = plain_ids(tokenizer, case["answer_head"] + answer, behind=case["end_of_turn"])
         cut = conversation.cuts[index] if conversation.cuts else None
         turns.append([*ids, end] if cut is None else ids[: int(cut * len(ids))])
     return turns
 
 
-def plain_ids(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
-    """Ids letter by letter wherever a control string could be read as one."""
-    whole = tokenizer.encode(text, add_special_tokens=False)
-    if not set(tokenizer.added_tokens_decoder) & set(whole):
+def plain_ids(tokenizer: PreTrainedTokenizerFast, text: str, *, behind: str) -> list[int]:
+    """Ids of what a model writes: no mark of a text's start, so ``behind`` a control token, and letter by letter
+    wherever a control string could be read as one."""
+
+    def encode(part: str) -> list[int]:
+        ids: list[int] = tokenizer.encode(behind + part, add_special_tokens=False)[1:]
+        return ids
+
+    whole, unknown = encode(text), {tokenizer.unk_token_id}
+    if not (set(tokenizer.added_tokens_decoder) - unknown) & set(whole):
         return whole
-    return [id for letter in text for id in tokenizer.encode(letter, add_special_tokens=False)]
+    return [id for letter in text for id in encode(letter)]
 
 
 def play(chat: ChatTemplate, conversation: Conversation, turns: Sequence[Sequence[int]]) -> RolloutHandler:
@@ -237,7 +243,8 @@ def check_hostile_conversations(case: dict[str, Any], tokenizer: PreTrainedToken
             ["x"] * len(turns),
         )
         controls = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
-        frame = play(chat, harmless, [[*plain_ids(tokenizer, "x"), chat.end_of_turn_id]] * len(turns))
+        answer = plain_ids(tokenizer, "x", behind=case["end_of_turn"])
+        frame = play(chat, harmless, [[*answer, chat.end_of_turn_id]] * len(turns))
         assert [id for id in handler.input_ids if id in controls] == [id for id in frame.input_ids if id in controls]
 
 

@@ -36,7 +36,11 @@ def _trained_bpe(byte_level: bool, control_strings: tuple[str, ...]) -> str:
         tokenizer.decoder = decoders.ByteLevel()
         alphabet = pre_tokenizers.ByteLevel.alphabet()
     else:
-        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+        # As published ones of this kind do, it joins no line break with what stands beside it.
+        line_breaks = pre_tokenizers.Split("\n", behavior="isolated")
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [line_breaks, pre_tokenizers.Metaspace(prepend_scheme="first")]
+        )
         tokenizer.decoder = decoders.Metaspace(prepend_scheme="first")
         alphabet = [chr(code) for code in range(32, 127)] + ["\n", "▁"]
     trainer = trainers.BpeTrainer(

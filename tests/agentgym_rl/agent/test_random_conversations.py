@@ -27,6 +27,11 @@ def test_increments_are_the_full_render_and_masks_cover_exactly_what_was_sampled
     check_plain_conversations(case, make_case_tokenizer(case))
 
 
+@each([case for case in ALL if not case["rewrites_history"]])
+def test_so_it_is_with_a_tokenizer_that_marks_the_start_of_a_text(case):
+    check_plain_conversations(case, make_case_tokenizer(case, byte_level=False))
+
+
 @each(ALL)
 def test_hostile_contents_and_cut_turns_leave_frame_and_mask_as_they_must_be(case):
     check_hostile_conversations(case, make_case_tokenizer(case))

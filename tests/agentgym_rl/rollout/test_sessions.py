@@ -11,7 +11,8 @@ from typing import ClassVar
 
 import pytest
 
-from agentgym_rl.errors import EnvServerError
+from agentgym_rl.errors import EnvFull, EnvServerError
+from agentgym_rl.rollout import sessions
 from agentgym_rl.rollout.sessions import EnvClientError, SessionPool
 
 
@@ -96,6 +97,36 @@ def test_every_acquire_ends_in_any_order_of_openings_faults_and_retries(seed):
             await pool.close()
 
     assert len(asyncio.run(scenario())) == 12
+
+
+@pytest.mark.parametrize("ends_in_order", [True, False])
+def test_a_full_server_is_no_fault_as_long_as_the_pool_has_a_session_that_may_be_put_back(monkeypatch, ends_in_order):
+    monkeypatch.setattr(sessions, "_FULL_PAUSE_S", 0.001)
+    asked = itertools.count()
+
+    def make_client() -> _Client:
+        if next(asked):
+            raise EnvFull("no place")
+        return _Client()
+
+    async def scenario() -> None:
+        pool = SessionPool(make_client)
+        only = await pool.acquire()
+        waiting = [asyncio.create_task(pool.acquire()) for _ in range(2)]
+        while next(asked) < 20:
+            await asyncio.sleep(0.001)
+        assert not any(task.done() for task in waiting)
+        if ends_in_order:
+            pool.put_back(only)
+            assert await waiting[0] is only and not waiting[1].done()
+            pool.put_back(only)
+            assert await waiting[1] is only
+        else:
+            pool.discard(only)
+            assert all(isinstance(e, EnvFull) for e in await asyncio.gather(*waiting, return_exceptions=True))
+        await pool.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), timeout=30))
 
 
 # ------------------------------------------------------------------------------------- clients that need no thread
