@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 import pytest
 import requests
+from support.judges import scripted_model
 from support.servers import serve
 
 pytest.importorskip("playwright")
@@ -442,6 +443,22 @@ def test_a_task_that_cannot_be_judged_or_played_is_refused_at_reset(tmp_path: Pa
     with pytest.raises(InvalidCall, match=r"task 2 begins logged in: there is no .*absent_state.json"):
         environment.reset(2)
     environment.close()
+
+
+def test_with_a_judge_meanings_are_compared_at_stop(tmp_path: Path) -> None:
+    fuzzy = {"eval": {"eval_types": ["string_match"], "reference_answers": {"fuzzy_match": ["16min"]}}}
+    with scripted_model("no", "yes", "") as (url, asked):
+        environment = with_tasks(tmp_path, fuzzy, judge_url=url, judge_model="small")
+        rewards = []
+        for answer in ("an hour", "a quarter of an hour"):
+            environment.reset(0)
+            rewards.append(environment.step(f"```stop [{answer}]```").reward)
+        environment.reset(0)
+        with pytest.raises(EnvServerError, match="gave no verdict"):
+            environment.step("```stop [soon]```")
+        environment.close()
+    assert rewards == [0.0, 1.0]
+    assert "a quarter of an hour" in asked[1]["messages"][0]["content"]
 
 
 def test_a_login_state_is_found_in_the_folder_that_is_named(tmp_path: Path) -> None:

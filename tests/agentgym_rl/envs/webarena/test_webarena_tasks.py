@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
+from support.judges import scripted_model
 
 pytest.importorskip("playwright")
 
@@ -178,6 +175,11 @@ def test_addresses_are_exchanged_both_ways(seen: str, real: str) -> None:
     assert SITES.contains(real) and not SITES.contains(seen)
 
 
+def test_an_address_that_only_begins_like_a_site_is_left_as_it_is() -> None:
+    text = "http://10.0.0.1:99990, http://10.0.0.1:9999.evil.org and http://10.0.0.1:9999."
+    assert SITES.canonical(text) == "http://10.0.0.1:99990, http://10.0.0.1:9999.evil.org and http://reddit.com."
+
+
 def test_other_spellings_of_a_site_are_understood() -> None:
     for url in ("reddit.com/f/books", "https://www.reddit.com/f/books", " http://reddit.com/f/books "):
         assert SITES.local(url) == "http://10.0.0.1:9999/f/books"
@@ -242,34 +244,6 @@ def test_a_url_matches_by_path_and_query(reference: str, url: str, matches: bool
 
 
 # --------------------------------------------------------------------------------------------------------------- judge
-
-
-@contextmanager
-def scripted_model(*replies: str) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """An OpenAI-compatible server that says these words in turn, and what it was asked; an empty word is HTTP 500."""
-    asked: list[dict[str, Any]] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            asked.append({**body, "path": self.path, "key": self.headers.get("Authorization")})
-            reply = replies[min(len(asked), len(replies)) - 1]
-            content = json.dumps({"choices": [{"message": {"content": reply}}]}).encode()
-            self.send_response(200 if reply else 500)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}/v1", asked
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 def test_a_judge_compares_every_reference_and_is_told_question_reference_and_answer(
