@@ -22,7 +22,7 @@ from agentgym_rl.client.base import EnvClient
 from agentgym_rl.client.check import check_server
 from agentgym_rl.envs.server import build_app
 from agentgym_rl.envs.textcraft import SPEC, TextCraftClient
-from agentgym_rl.errors import ConfigError, EnvProtocolError, EnvServerError, EnvTimeout, EnvUnreachable
+from agentgym_rl.errors import ConfigError, EnvFull, EnvProtocolError, EnvServerError, EnvTimeout, EnvUnreachable
 from agentgym_rl.types import Role, StepOutput
 
 pytestmark = pytest.mark.server
@@ -155,8 +155,9 @@ def test_what_the_environment_refuses_is_a_server_error() -> None:
 
 def test_no_answer_in_time_is_a_timeout() -> None:
     script = Script(hangs_at={5: 1})
-    with serve(build_app(scripted_spec(script))) as url, ScriptedClient(url, timeout=0.3) as client:
+    with serve(build_app(scripted_spec(script))) as url, ScriptedClient(url) as client:
         client.reset(5)
+        client._connection.timeout_s = 0.3
         with pytest.raises(EnvTimeout, match=r"item scripted_5 step 1: POST .*/step: no answer within 0.3 s"):
             client.step("Action: go")
         script.release.set()
@@ -201,8 +202,9 @@ def test_a_server_that_comes_up_late_is_waited_for() -> None:
 def test_a_full_server_is_waited_for_until_the_timeout() -> None:
     with serve(build_app(scripted_spec(), max_sessions=1)) as url:
         first = ScriptedClient(url)
-        with pytest.raises(EnvServerError, match=r"HTTP 503.* the limit of 0.5 s: .*1 sessions are alive"):
-            ScriptedClient(url, timeout=0.5)
+        # Less than the second after which the server wants to be asked again.
+        with pytest.raises(EnvFull, match=r"HTTP 503.* the limit of 0.9 s: .*1 sessions are alive"):
+            ScriptedClient(url, timeout=0.9)
         threading.Timer(0.2, first.close).start()
         ScriptedClient(url).close()
 
@@ -260,7 +262,8 @@ def test_an_answer_that_begins_and_never_ends_is_a_timeout() -> None:
         return torn(whole) if path == "/step" and whole is not None else whole
 
     late = pytest.raises(EnvTimeout, match=r"/step: no whole answer within 0.5 s")
-    with raw_server(answer) as url, TextCraftClient(url, timeout=0.5) as client, late:
+    with raw_server(answer) as url, TextCraftClient(url) as client, late:
+        client._connection.timeout_s = 0.5
         client.step("Action: inventory")
 
 

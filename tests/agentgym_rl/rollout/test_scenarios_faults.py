@@ -260,7 +260,7 @@ def test_the_place_of_a_client_that_died_is_free_after_the_sessions_lifetime() -
         dead = ScriptedClient(url)
         dead._connection.close()
         with pytest.raises(EnvServerError, match="HTTP 503"):
-            ScriptedClient(url, timeout=0.2)
+            ScriptedClient(url, timeout=0.9)
         now[0] = 100.0
         with ScriptedClient(url) as alive:
             assert alive.reset(1) == "item 1 step 0"
