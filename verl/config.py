@@ -315,7 +315,8 @@ class RolloutConfig:
     """Share of a GPU's memory, weights included, that the ``vllm`` engine may hold; on a CPU the share of the free
     memory that the KV caches of all workers may take. The ``hf`` engine grows its cache with use and ignores it."""
     tensor_model_parallel_size: int = 1
-    """GPUs that share one engine: 1. Each worker has an engine of its own."""
+    """Workers whose devices one ``vllm`` engine spans (tensor parallelism), for models too large for one device. It
+    must divide ``trainer.n_gpus_per_node``; with the ``hf`` engine it is 1."""
     max_num_seqs: int = 256
     """Sequences that the engine decodes at once."""
     max_num_batched_tokens: int = 8192
@@ -344,11 +345,7 @@ class RolloutConfig:
         _check_sampling("rollout", self.temperature, self.top_p, self.top_k)
         if not 0 <= self.max_failed_fraction < 1:
             raise ConfigError(f"rollout.max_failed_fraction={self.max_failed_fraction!r}: must be in [0, 1)")
-        if self.tensor_model_parallel_size != 1:
-            raise ConfigError(
-                f"rollout.tensor_model_parallel_size={self.tensor_model_parallel_size}: must be 1, each worker has an "
-                "engine of its own on its own device"
-            )
+        _at_least("rollout.tensor_model_parallel_size", self.tensor_model_parallel_size, 1)
 
 
 @dataclass
@@ -568,6 +565,14 @@ def _check_workers(trainer: TrainerConfig | GenerationTrainerConfig | SFTTrainer
         _at_least("trainer.num_threads", trainer.num_threads, 1)
 
 
+def _check_engine_groups(key: str, rollout: RolloutConfig, trainer: TrainerConfig | GenerationTrainerConfig) -> None:
+    """An engine spans devices of one machine."""
+    if trainer.n_gpus_per_node % rollout.tensor_model_parallel_size:
+        raise ConfigError(
+            f"{key}={rollout.tensor_model_parallel_size} must divide trainer.n_gpus_per_node={trainer.n_gpus_per_node}"
+        )
+
+
 @dataclass
 class RayInitConfig:
     """The Ray that runs the workers, for ``trainer.worker_group=ray``."""
@@ -644,11 +649,6 @@ class TrainerConfig:
         _check_workers(self)
         _check_length(self)
         _at_least("trainer.critic_warmup", self.critic_warmup, 0)
-        if self.total_training_steps is not None and self.critic_warmup >= self.total_training_steps:
-            raise ConfigError(
-                f"trainer.critic_warmup={self.critic_warmup} must be below trainer.total_training_steps="
-                f"{self.total_training_steps}: no step would train the policy"
-            )
         _one_of("trainer.resume_mode", self.resume_mode, ("auto", "disable", "resume_path"))
         for name in ("save_freq", "test_freq"):
             value = getattr(self, name)
@@ -711,6 +711,7 @@ class PPOConfig:
                 f"actor_rollout_ref.rollout.top_p={rollout.top_p}, top_k={rollout.top_k}: training samples from the "
                 "full distribution (top_p=1, top_k=-1); a cut would make the trained log-probabilities wrong"
             )
+        _check_engine_groups("actor_rollout_ref.rollout.tensor_model_parallel_size", rollout, self.trainer)
         if self.trainer.world_size % actor.ulysses_sequence_parallel_size:
             raise ConfigError(
                 f"actor_rollout_ref.actor.ulysses_sequence_parallel_size={actor.ulysses_sequence_parallel_size} must "
@@ -855,6 +856,7 @@ class GenerationConfig:
             raise ConfigError(f"rollout.n={self.rollout.n}: an evaluation takes data.n_samples trajectories per item")
         if self.rollout.val_kwargs != EvalSamplingConfig():
             raise ConfigError("rollout.val_kwargs: an evaluation samples by rollout.temperature, top_p and top_k")
+        _check_engine_groups("rollout.tensor_model_parallel_size", self.rollout, self.trainer)
 
 
 # ------------------------------------------------------------------------------------------------------------------ SFT

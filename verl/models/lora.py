@@ -31,7 +31,8 @@ _ADAPTER_KEYS = (f".lora_A.{ADAPTER}.", f".lora_B.{ADAPTER}.")
 def add_adapter(model: PreTrainedModel, config: ModelConfig) -> None:
     """Freeze ``model``, in place, and put an adapter of ``config.lora_rank`` beside its matrices.
 
-    Raises `ConfigError` when ``config.target_modules`` names nothing in it, or something other than linear layers.
+    Raises `ConfigError` when ``config.target_modules`` names nothing in it, or something other than linear layers, or
+    the output layer, which chunked log-probs take as a plain matrix.
     """
     from peft import inject_adapter_in_model
     from peft.tuners.lora import Linear, LoraLayer
@@ -45,6 +46,8 @@ def add_adapter(model: PreTrainedModel, config: ModelConfig) -> None:
     for name, layer in model.named_modules():
         if isinstance(layer, LoraLayer) and not isinstance(layer, Linear):
             raise ConfigError(f"model.target_modules={config.target_modules!r}: {name!r} is no linear layer")
+    if isinstance(model.get_output_embeddings(), LoraLayer):
+        raise ConfigError(f"model.target_modules={config.target_modules!r}: the output layer can have no adapter")
 
 
 def adapter_config(config: ModelConfig) -> LoraConfig:

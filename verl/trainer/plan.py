@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from agentgym_rl.errors import ConfigError
 from agentgym_rl.rounds import RoundScheduler
 from agentgym_rl.threads import available_cores, threads_per_worker
 from verl.config import GenerationTrainerConfig, PPOConfig, SFTTrainerConfig, TrainerConfig
@@ -43,15 +44,22 @@ class PPOPlan:
 
     @classmethod
     def of(cls, config: PPOConfig, *, num_items: int, num_val_items: int, steps_per_epoch: int) -> PPOPlan:
+        """Raises `ConfigError` when the critic's warm-up leaves no step for the policy."""
         actor, trainer = config.actor_rollout_ref.actor, config.trainer
         mini_batches = config.data.train_batch_size // actor.ppo_mini_batch_size
         critic_groups = config.critic.ppo_mini_batch_size or actor.ppo_mini_batch_size
+        total_steps = trainer.total_training_steps or trainer.total_epochs * steps_per_epoch
+        if trainer.critic_warmup >= total_steps:
+            raise ConfigError(
+                f"trainer.critic_warmup={trainer.critic_warmup} must be below the run's {total_steps} steps: no step "
+                "would train the policy"
+            )
         critic_mini_batches = config.data.train_batch_size // critic_groups if config.needs_critic else 0
         return cls(
             num_items=num_items,
             num_val_items=num_val_items,
             steps_per_epoch=steps_per_epoch,
-            total_steps=trainer.total_training_steps or trainer.total_epochs * steps_per_epoch,
+            total_steps=total_steps,
             items_per_step=config.data.train_batch_size,
             group_size=config.actor_rollout_ref.rollout.n,
             updates_per_step=mini_batches * actor.ppo_epochs,

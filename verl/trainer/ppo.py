@@ -96,7 +96,8 @@ class PPOTrainer:
             except AgentGymError:
                 self._finish_save()
                 raise
-            if self._steps_done < self._plan.total_steps:
+            # SIGTERM may come in the last step's validation, before its checkpoint.
+            if self._steps_done < self._plan.total_steps or self._saved_step < self._steps_done:
                 self._save_and_leave()
             self._finish_save()
 
@@ -124,7 +125,7 @@ class PPOTrainer:
             self._workers.call_all("start_step", step)
             with watch.measure("gen"):
                 rollouts = self._rollout(step)
-            batch = self._add_model_outputs(rollouts.batch(), watch)
+            batch = self._add_model_outputs(rollouts.batch(), step, watch)
             batch, metrics = self._add_advantages(batch)
             if self._config.needs_critic:
                 with watch.measure("update_critic"):
@@ -219,10 +220,12 @@ class PPOTrainer:
             shutil.rmtree(trajectory_folder(self._config) / order.log_name, ignore_errors=True)
         return generate(self._workers, requests, order)
 
-    def _add_model_outputs(self, batch: DataProto, watch: Stopwatch) -> DataProto:
-        """Old log-probs, unless the only update can take its own for them; the reference's and values as needed."""
+    def _add_model_outputs(self, batch: DataProto, step: int, watch: Stopwatch) -> DataProto:
+        """Old log-probs, unless the only update can take its own for them or there is none; the reference's and values
+        as needed."""
         config = self._config
-        if self._plan.updates_per_step > 1 or config.reward_kl_coef > 0 or config.algorithm.rollout_is:
+        is_trained_again = self._plan.updates_per_step > 1 and step > self._plan.critic_warmup
+        if is_trained_again or config.reward_kl_coef > 0 or config.algorithm.rollout_is:
             with watch.measure("old_log_prob"):
                 batch = batch.replace(old_log_probs_T=self._per_token("log_probs", batch))
         if config.needs_ref_log_probs:
@@ -337,8 +340,9 @@ class PPOTrainer:
         """Take up the checkpoint; the number of steps it has behind it."""
         state = checkpoint.load_trainer_state(folder)
         step: int = state["step"]
-        if self._config.algorithm.kl_ctrl.type == "adaptive":
-            self._kl_coef = state.get("kl_coef", self._kl_coef)
+        # Where the run before had a fixed coefficient, or none, this one begins with its own.
+        if self._config.algorithm.kl_ctrl.type == state["config"]["algorithm"]["kl_ctrl"]["type"] == "adaptive":
+            self._kl_coef = state["kl_coef"]
         self._workers.call_all("load", folder)
         self._workers.call_all("sync_weights", step)
         print(f"resumed from {folder}, after step {step}", flush=True)

@@ -77,7 +77,7 @@ class StepSampler:
         Under ``algorithm.filter_groups`` groups without signal are left out, and more items are taken until as many
         groups are there as the batch has items, or the rounds of sampling are used up. Which ones follows from seed,
         step and what came of the earlier ones, so that a resumed run draws the same.
-        Raises `TooManyFailures` as `check_failures`, after each round.
+        Raises `TooManyFailures` as `check_failures`, after each round, of all that was sampled in the step.
         """
         filters = self._config.algorithm.filter_groups
         rollouts = StepRollouts(is_filtered=filters.enable)
@@ -114,7 +114,6 @@ class StepSampler:
             step=step, max_rounds=max_rounds, sampling=sampling, log_name=f"step{step}", append=number > 1
         )
         made = self._generate(requests, order)
-        check_failures(made.trajectories, rollout.max_failed_fraction)
         pairs = list(zip(requests, made.trajectories, strict=True))
         samples = [trajectory for request, trajectory in pairs if not request.greedy]
         groups = _by_uid(samples)
@@ -122,6 +121,8 @@ class StepSampler:
             groups = {uid: g for uid, g in groups.items() if differs(g, algorithm.filter_groups.metric)}
         rollouts.trajectories += samples
         rollouts.greedy |= {request.uid: trajectory for request, trajectory in pairs if request.greedy}
+        # A late round may be a single group: a share of it alone would say little.
+        check_failures([*rollouts.trajectories, *rollouts.greedy.values()], rollout.max_failed_fraction)
         rollouts.kept |= groups
         rollouts.usage += made.usage
         rollouts.num_rounds = number

@@ -93,8 +93,8 @@ def test_an_adapter_resumes_to_the_last_bit(folder, tmp_path):
     assert all(torch.equal(a, b) for a, b in zip(actor.model.parameters(), resumed.model.parameters(), strict=True))
 
 
-@pytest.mark.parametrize("targets", [["no_such_layer"], ["embed_tokens"]])
-def test_targets_that_are_no_linear_layers_are_refused_by_name(targets):
+@pytest.mark.parametrize("targets", [["no_such_layer"], ["embed_tokens"], ["lm_head"]])
+def test_targets_that_cannot_have_an_adapter_are_refused_by_name(targets):
     config = ModelConfig(path="unused", lora_rank=2, target_modules=targets)
     with pytest.raises(ConfigError, match=rf"model\.target_modules=.*{targets[0]}"):
         prepare_for_training(tiny_qwen2(), config)

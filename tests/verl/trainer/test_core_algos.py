@@ -106,6 +106,11 @@ def test_an_adaptive_coefficient_follows_its_target_by_hand(kl, expected):
     assert next_kl_coef(0.5, kl=kl, num_trajectories=64, config=config) == pytest.approx(expected)
 
 
+def test_an_adaptive_coefficient_stays_positive_under_a_horizon_shorter_than_a_step():
+    config = KLControlConfig(type="adaptive", kl_coef=0.5, target_kl=0.1, horizon=10)
+    assert next_kl_coef(0.5, kl=0.0, num_trajectories=640, config=config) == pytest.approx(0.4)
+
+
 def test_a_fixed_coefficient_stays():
     assert next_kl_coef(0.5, kl=9.0, num_trajectories=64, config=KLControlConfig(kl_coef=0.5)) == 0.5
 

@@ -13,6 +13,7 @@ import torch
 from support.environments import Script
 from support.parity import TASK, parity_spec
 from support.servers import serve
+from support.textbook_loop import TextbookLoop
 from transformers import AutoModelForCausalLM
 
 from agentgym_rl.envs.registry import register
@@ -91,6 +92,29 @@ def test_every_estimator_trains_from_the_command_line(train: Run, tmp_path: Path
         assert ("rollout/greedy_score_mean" in row) == (name == "remax")
 
 
+def test_a_run_leaves_the_weights_of_a_plain_loop_over_its_trajectories(
+    train: Run, model: Path, tmp_path: Path
+) -> None:
+    actor, optim = "actor_rollout_ref.actor", "actor_rollout_ref.actor.optim"
+    train(
+        *("trainer.total_training_steps=3", "actor_rollout_ref.rollout.temperature=0.8"),
+        *(f"{actor}.ppo_mini_batch_size=4", f"{actor}.ppo_epochs=2", f"{actor}.entropy_coeff=0.01"),
+        *(f"{actor}.grad_clip=0.1", f"{optim}.lr_warmup_steps=4", f"{optim}.weight_decay=0.1"),
+    )
+    loop = TextbookLoop(model, temperature=0.8, lr=1e-3, warmup=4, weight_decay=0.1, grad_clip=0.1, entropy=0.01)
+    for step in (1, 2, 3):
+        trajectories = read_trajectories(tmp_path / "run" / "trajectories" / f"step{step}").trajectories
+        for trajectory in trajectories:  # sampled from the weights that the last step left, not from older ones
+            sampled = trajectory.loss_mask == 1
+            expected = loop.log_probs_and_entropy(trajectory)[0].detach().numpy()
+            assert trajectory.rollout_log_probs[sampled] == pytest.approx(expected, abs=1e-4)
+        loop.step(trajectories, epochs=2)
+    trained, initial = weights_of(tmp_path / "run" / "global_step_3"), AutoModelForCausalLM.from_pretrained(model)
+    for name, expected in loop.model.state_dict().items():
+        moved = expected - initial.state_dict()[name]
+        assert (trained[name] - expected).norm() <= 0.01 * moved.norm() + 1e-6, name
+
+
 def test_with_gae_a_critic_is_trained_and_the_policy_waits_for_it(train: Run, model: Path, tmp_path: Path) -> None:
     rows = train(
         "algorithm.adv_estimator=gae",
@@ -103,6 +127,7 @@ def test_with_gae_a_critic_is_trained_and_the_policy_waits_for_it(train: Run, mo
         "trainer.save_freq=2",
     )
     assert [row["training/updates"] for row in rows] == [0, 0, 2]
+    assert ["timing_s/old_log_prob" in row for row in rows] == [False, False, True]
     assert ["actor/grad_norm" in row for row in rows] == [False, False, True]
     assert rows[0]["critic/lr"] == 1e-2 and all(row["timing_s/values"] > 0 for row in rows)
     # Values begin at 0 everywhere and then come near what was paid.

@@ -38,6 +38,8 @@ def test_a_batch_depends_on_the_seed_and_the_step_alone() -> None:
     first = [ItemOrder(ITEMS, batch_size=4, seed=3).batch(step) for step in steps]
     again = [ItemOrder(ITEMS, batch_size=4, seed=3).batch(step) for step in reversed(steps)]
     assert first == again[::-1]
+    order = ItemOrder(ITEMS, batch_size=4, seed=3)
+    assert [order.batch(step) for step in steps] == first
     assert first != [ItemOrder(ITEMS, batch_size=4, seed=4).batch(step) for step in steps]
     assert ItemOrder(ITEMS, batch_size=4, seed=3, shuffle=False).batch(3) == ITEMS[:4]
 
@@ -160,6 +162,9 @@ def test_the_plan_counts_updates_of_policy_and_critic_apart() -> None:
     plan = PPOPlan.of(config, num_items=100, num_val_items=0, steps_per_epoch=3)
     assert plan.total_updates == 3 * 2 and plan.total_critic_updates == 5 * 12
     assert "12 updates of the critic a step; alone in the first 2 steps" in plan.describe(config, "cpu")
+    config.trainer.total_training_steps = None  # one epoch
+    with pytest.raises(ConfigError, match=r"trainer\.critic_warmup=2 must be below the run's 2 steps"):
+        PPOPlan.of(config, num_items=64, num_val_items=0, steps_per_epoch=2)
 
 
 def test_the_driver_does_not_import_what_only_workers_need() -> None:

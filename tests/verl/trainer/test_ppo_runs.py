@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,8 @@ from agentgym_rl.rollout.log import read_trajectories
 from agentgym_rl.types import Item
 from verl.agent_trainer.loading import load_config, parse_command_line
 from verl.config import PPOConfig
-from verl.trainer.ppo import run_ppo
+from verl.single_controller.signals import Terminated
+from verl.trainer.ppo import PPOTrainer, run_ppo
 from verl.utils.checkpoint import CheckpointError
 from verl.utils.tracking import read_metrics
 
@@ -146,6 +148,37 @@ def test_a_resumed_run_equals_one_that_never_stopped_to_the_last_digit(train: Ru
     assert any(row["actor/grad_norm"] > 0 for row in metrics_of(whole))
 
 
+@pytest.mark.parametrize(
+    ("phase", "step", "saved"),
+    [
+        ("_rollout", 2, 1),
+        ("_add_advantages", 2, 2),
+        ("_update_actor", 2, 2),
+        ("validate", 2, 2),
+        ("save", 1, 1),
+        ("_rollout", 3, 2),
+        ("_update_actor", 3, 3),
+        ("validate", 3, 3),
+    ],
+)
+def test_sigterm_in_any_phase_of_a_step_saves_the_last_finished_one(
+    train: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: str, step: int, saved: int
+) -> None:
+    original = getattr(PPOTrainer, phase)
+    in_step = iter(range(1, 9))
+
+    def asked_to_end(trainer: PPOTrainer, *arguments: Any) -> Any:
+        if next(in_step) == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return original(trainer, *arguments)
+
+    monkeypatch.setattr(PPOTrainer, phase, asked_to_end)
+    save_freq = 1 if phase == "save" else 9
+    with pytest.raises(Terminated, match=f"terminated after step {saved}; .*global_step_{saved}$"):
+        train("trainer.total_training_steps=3", "trainer.test_freq=1", f"trainer.save_freq={save_freq}")
+    assert checkpoints_of(tmp_path / "run") == [f"global_step_{saved}"]
+
+
 def test_resume_at_an_epochs_end_goes_on_with_the_next_epoch(train: Run) -> None:
     folder = train("trainer.total_training_steps=4", items=16)
     assert json.loads((folder / "global_step_4" / "trainer.json").read_text())["epoch"] == 0
@@ -252,6 +285,21 @@ def test_old_log_probs_are_computed_only_where_they_differ_from_the_updates_own(
     assert ("timing_s/old_log_prob" in row) == has_old_log_probs
     assert ("timing_s/ref" in row) == ("rollout/kl_mean" in row) == ("algorithm.kl_ctrl.kl_coef=0.1" in overrides)
     assert row["training/rollout_probs_diff_max"] < 1e-4
+
+
+@pytest.mark.parametrize("lora_rank", [0, 4])
+def test_the_kl_over_the_whole_vocabulary_is_taken_from_the_reward_or_put_in_the_loss(
+    train: Run, tmp_path: Path, lora_rank: int
+) -> None:
+    options = ("trainer.total_training_steps=2", f"actor_rollout_ref.model.lora_rank={lora_rank}")
+    in_reward = ("algorithm.kl_ctrl.kl_coef=0.1", "algorithm.kl_penalty=full")
+    rows = metrics_of(train(*options, *in_reward, f"trainer.default_local_dir={tmp_path / 'reward'}"))
+    assert rows[0]["rollout/kl_mean"] == pytest.approx(0, abs=1e-6) and rows[1]["rollout/kl_mean"] > 1e-6
+    assert all("timing_s/ref" in row for row in rows)
+    in_loss = ("actor_rollout_ref.actor.use_kl_loss=True", "actor_rollout_ref.actor.kl_loss_type=full")
+    rows = metrics_of(train(*options, *in_loss, f"trainer.default_local_dir={tmp_path / 'loss'}"))
+    assert rows[1]["actor/kl_loss"] > 1e-6
+    assert not any("timing_s/ref" in row or "rollout/kl_mean" in row for row in rows)
 
 
 def test_kl_that_is_in_the_loss_is_not_also_taken_from_the_reward(train: Run) -> None:

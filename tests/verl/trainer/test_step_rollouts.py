@@ -145,6 +145,19 @@ def test_faults_are_judged_after_each_round():
         sample(fails, *FILTER)
 
 
+def test_faults_of_a_late_round_are_judged_among_all_of_the_step():
+    def fails_where_it_replaces(request: RolloutRequest) -> Trajectory:
+        reason = StopReason.ENV_ERROR if request.uid.startswith("step1/2/") else StopReason.DONE
+        # One of the first four groups is alike, so that the second round is a single group, and all of it fails.
+        score = 0.0 if request.item == first else float(request.sample_index)
+        return make_trajectory(request.item, score=score, stop_reason=reason, error="EnvError: gone")
+
+    first = ItemOrder(ITEMS, batch_size=4, seed=0).batch(1)[0]
+    rollouts, orders = sample(fails_where_it_replaces, *FILTER)
+    assert len(orders) == 3 and len(rollouts.kept) == 4
+    assert 0 < sum(t.masked for t in rollouts.trajectories) < len(rollouts.trajectories) / 2
+
+
 @pytest.mark.parametrize(
     ("metric", "scores", "successes", "expected"),
     [

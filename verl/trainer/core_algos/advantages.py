@@ -212,7 +212,7 @@ def whiten(values_S: torch.Tensor) -> torch.Tensor:
     centred_S = values_S - mean.to(values_S.dtype)
     # float32 sums over millions of tokens would be off by a thousandth.
     scale = torch.linalg.vector_norm(centred_S, dtype=torch.float64) / (len(values_S) - 1) ** 0.5
-    if scale <= 1e-6 * torch.linalg.vector_norm(values_S, torch.inf):
+    if scale <= 1e-6 * mean.abs():
         return torch.zeros_like(values_S)
     return centred_S.div_((scale + 1e-8).to(values_S.dtype))
 

@@ -68,10 +68,11 @@ def _token_kl(batch: DataProto, estimator: str) -> torch.Tensor:
 def next_kl_coef(kl_coef: float, *, kl: float, num_trajectories: int, config: KLControlConfig) -> float:
     """The coefficient after a step with mean KL ``kl`` per sampled token; under ``fixed`` the same.
 
-    ``adaptive``: times ``1 + clip(kl / target_kl - 1, -0.2, 0.2) * num_trajectories / horizon``.
+    ``adaptive``: times ``1 + clip(kl / target_kl - 1, -0.2, 0.2) * num_trajectories / horizon``, of which the last
+    factor is at most 1: with a short horizon the coefficient would become negative.
     Ziegler et al. 2019, https://arxiv.org/abs/1909.08593.
     """
     if config.type == "fixed":
         return kl_coef
     error = min(max(kl / config.target_kl - 1.0, -_MAX_CORRECTION), _MAX_CORRECTION)
-    return kl_coef * (1.0 + error * num_trajectories / config.horizon)
+    return kl_coef * (1.0 + error * min(num_trajectories / config.horizon, 1.0))
