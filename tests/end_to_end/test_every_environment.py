@@ -38,6 +38,8 @@ class Task:
 TASKS: dict[str, Any] = {
     "textcraft": Task("textcraft"),
     "babyai": Task("babyai"),
+    "searchqa": Task("searchqa", ("--max-answers", "1")),
+    "sciworld": pytest.param(Task("sciworld", items=(4236, 4237, 4238, 4239)), marks=pytest.mark.java),
     "webarena": pytest.param(Task("webarena", ("--started-ahead", "0")), marks=pytest.mark.browser),
 }
 """Task -> how to run it small; `pytest.param(Task(...), marks=pytest.mark.java)` marks what needs more."""

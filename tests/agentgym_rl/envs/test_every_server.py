@@ -60,6 +60,11 @@ def _with_few_children(spec: EnvSpec) -> EnvSpec:
 TASKS: dict[str, Any] = {
     "textcraft": Task(lambda: get_spec("textcraft")),
     "babyai": Task(lambda: get_spec("babyai")),
+    "searchqa": Task(lambda: get_spec("searchqa"), cycles=500),
+    "sciworld": pytest.param(
+        Task(lambda: get_spec("sciworld"), cycles=12, sessions=3, fuzz_examples=3, check_items=2, check_steps=3),
+        marks=pytest.mark.java,
+    ),
     "webarena": pytest.param(
         Task(
             lambda: _with_few_children(get_spec("webarena")),
