@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from agentgym_rl.types import Generation, SamplingParams
 from verl.config import ModelConfig, RolloutConfig
 from verl.workers.rollout.engine import Engine
+from verl.workers.rollout.engine_group import EngineGroup
 from verl.workers.rollout.selection import prepare_vllm
 
 VOCAB_SIZE = 64
@@ -28,14 +29,15 @@ Record = list[tuple[list[int], Generation]]
 """Of each turn: the sequence before it, and what was sampled."""
 
 
-def start_vllm(folder: Path, **options: int) -> Engine:
-    """A vLLM engine with the model in ``folder``; skips the test where vLLM is not installed."""
+def start_vllm(folder: Path, *, num_devices: int = 1, **options: int) -> Engine:
+    """A vLLM engine with the model in ``folder``, over so many processes; skips the test where vLLM is not installed."""
     pytest.importorskip("vllm")
     prepare_vllm("cpu")
     from verl.workers.rollout.vllm_engine import VLLMEngine, VLLMPlace
 
     rollout = RolloutConfig(name="vllm", max_num_seqs=MAX_NUM_SEQS)
-    place = VLLMPlace(torch.device("cpu"), torch.float32, num_threads=1, num_engines=1)
+    group = EngineGroup(num_devices)
+    place = VLLMPlace(torch.device("cpu"), torch.float32, num_threads=1, num_engines=1, group=group)
     return VLLMEngine(ModelConfig(path=str(folder)), rollout, place, max_model_len=MAX_MODEL_LEN, **options)
 
 

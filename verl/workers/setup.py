@@ -52,7 +52,7 @@ class RolloutShare:
     """What one worker made of a call."""
 
     indices: tuple[int, ...]
-    """Rising: the requests that fell to it."""
+    """Rising: the requests that fell to it; none where its device serves another worker's engine."""
     trajectories: tuple[Trajectory, ...]
     """One for each of them; with `RolloutOrder.only_faults` the faults among them."""
     duration_s: float

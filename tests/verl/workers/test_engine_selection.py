@@ -44,6 +44,14 @@ def test_a_missing_vllm_is_a_configuration_error_that_says_how_to_install_it(ins
         engine_name(RolloutConfig(name="vllm"), device)
 
 
+def test_an_hf_engine_on_several_devices_is_a_configuration_error(installed) -> None:
+    installed(True)
+    for name in ("hf", "auto"):
+        with pytest.raises(ConfigError, match=rf"tensor_model_parallel_size=2 .*rollout.name={name}, cpu\): must be 1"):
+            engine_name(RolloutConfig(name=name, tensor_model_parallel_size=2), "cpu")
+    assert engine_name(RolloutConfig(name="vllm", tensor_model_parallel_size=2), "cpu") == "vllm"
+
+
 def test_temperatures_that_vllm_refuses_are_configuration_errors(installed) -> None:
     installed(True)
     for config in (

@@ -17,7 +17,8 @@ _VLLM_MAX_TEMPERATURE = 2
 def engine_name(config: RolloutConfig, device: str) -> str:
     """``hf`` or ``vllm``, for ``device`` ``cpu`` or ``cuda``; imports neither.
 
-    Raises `ConfigError` for ``rollout.name=vllm`` where vLLM is not installed, and for what vLLM would refuse later.
+    Raises `ConfigError` for ``rollout.name=vllm`` where vLLM is not installed, for what vLLM would refuse later, and
+    for an ``hf`` engine on several devices.
     """
     installed = importlib.util.find_spec("vllm") is not None
     name = config.name
@@ -25,6 +26,11 @@ def engine_name(config: RolloutConfig, device: str) -> str:
         name = VLLM if device == "cuda" and installed else HF
     if name == VLLM:
         _check_vllm(config, device, installed)
+    elif config.tensor_model_parallel_size != 1:
+        raise ConfigError(
+            f"rollout.tensor_model_parallel_size={config.tensor_model_parallel_size} with the hf engine (rollout.name="
+            f"{config.name}, {device}): must be 1, it runs in each worker's own process; take rollout.name=vllm"
+        )
     return name
 
 

@@ -1,4 +1,4 @@
-"""The executor of an engine process that ends with its owner. Loaded in vLLM's process, and in its owner's by name."""
+"""Executors of engine processes that end with their owner. Loaded in vLLM's processes, and in their owner's by name."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import multiprocessing
 import os
 import signal
 import sys
+from pathlib import Path
 
+from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
 import verl.workers.rollout.vllm_weights  # noqa: F401 -- registers the transfer through shared memory
 
 _PR_SET_PDEATHSIG = 1
+_SHARED_MEMORY = Path("/dev/shm")
 
 
 class OwnedExecutor(UniProcExecutor):
@@ -21,6 +24,24 @@ class OwnedExecutor(UniProcExecutor):
     def _init_executor(self) -> None:
         end_with_parent()
         super()._init_executor()
+
+
+class OwnedGroupExecutor(MultiprocExecutor):
+    """vLLM's executor for several devices: a process for each, which the engine's own process starts and ends."""
+
+    def _init_executor(self) -> None:
+        end_with_parent()
+        super()._init_executor()
+        self.collective_rpc(_settle)
+
+
+def _settle(worker: object) -> None:
+    """In the process of each device, once all are connected: leave nothing behind however this process ends."""
+    end_with_parent()
+    # On a CPU they exchange activations through segments that each has mapped by now, so that nobody needs their names.
+    if identifier := os.environ.get("VLLM_DIST_IDENT"):
+        for segment in _SHARED_MEMORY.glob(f"{identifier}-*-cpushm_*"):
+            segment.unlink(missing_ok=True)
 
 
 def end_with_parent() -> None:

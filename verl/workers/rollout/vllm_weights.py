@@ -1,15 +1,15 @@
 """New weights for a vLLM engine, by vLLM's own weight-transfer interface: what the owner sends, what the engine reads.
 
-On CUDA, actor and engine share a device: vLLM's ``ipc`` backend maps the owner's buffer (CUDA IPC), chunk by chunk.
-On the CPU, `SharedMemoryTransfer` maps a file that exists in memory alone.
+On CUDA, actor and engine share devices: vLLM's ``ipc`` backend maps a buffer of the rank on each device (CUDA IPC),
+chunk by chunk. On the CPU, `SharedMemoryTransfer` maps a file that exists in memory alone.
 Both run inside ``start_weight_update`` and ``finish_weight_update``, where vLLM rebuilds its layers one by one.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field, replace
 
 import torch
 from vllm.distributed.weight_transfer.base import (
@@ -20,9 +20,15 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.ipc_engine import IPCWeightTransferUpdateInfo
-from vllm.distributed.weight_transfer.packed_tensor import DEFAULT_PACKED_BUFFER_SIZE_BYTES, packed_ipc_producer
+from vllm.distributed.weight_transfer.packed_tensor import (
+    DEFAULT_PACKED_BUFFER_SIZE_BYTES,
+    PackedIpcChunk,
+    packed_ipc_producer,
+)
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+from verl.workers.rollout.engine_group import EngineGroup
 
 SHARED_MEMORY = "shared_memory"
 CUDA_IPC = "ipc"
@@ -132,20 +138,15 @@ def send_by_cuda_ipc(
     device: torch.device,
     dtype: torch.dtype,
     largest_bytes: int,
+    group: EngineGroup,
 ) -> None:
-    """Have the engine of ``client`` read the weights from a buffer on ``device``, which both use, chunk by chunk.
+    """Have the engine of ``client`` read the weights from buffers of the group's ranks, chunk by chunk.
 
     They are sent as ``dtype``, the engine's own; ``largest_bytes`` of it is the largest weight, which must fit.
+    The other ranks of the group call `share_by_cuda_ipc` meanwhile.
     """
-    chunks = packed_ipc_producer(
-        iterator=((name, tensor.detach().to(device, dtype)) for name, tensor in weights),
-        gpu_uuid=str(torch.cuda.get_device_properties(device).uuid),
-        post_iter_func=lambda item: item[1],
-        buffer_size_bytes=max(DEFAULT_PACKED_BUFFER_SIZE_BYTES, largest_bytes),
-    )
     client.start_weight_update()
-    # The next chunk overwrites the buffer, which the engine has copied from when the call returns.
-    for chunk in chunks:
+    for chunk in _shared_chunks(weights, device, dtype, largest_bytes, group):
         info = IPCWeightTransferUpdateInfo(
             names=chunk.names,
             dtype_names=chunk.dtype_names,
@@ -155,6 +156,45 @@ def send_by_cuda_ipc(
         )
         client.update_weights(asdict(info))
     client.finish_weight_update()
+    _reclaim(group)
+
+
+def share_by_cuda_ipc(
+    weights: Iterable[tuple[str, torch.Tensor]], *, device: torch.device, dtype: torch.dtype, group: EngineGroup
+) -> None:
+    """Show this rank's copy of the weights to the part of its leader's engine that runs on ``device``."""
+    for _ in _shared_chunks(weights, device, dtype, 0, group):
+        pass
+    _reclaim(group)
+
+
+def _shared_chunks(
+    weights: Iterable[tuple[str, torch.Tensor]],
+    device: torch.device,
+    dtype: torch.dtype,
+    largest_bytes: int,
+    group: EngineGroup,
+) -> Iterator[PackedIpcChunk]:
+    """The weights in a buffer on ``device``, with handles of all the group's buffers; collective.
+
+    All ranks have the same weights and buffers of the same size, so that their chunks are the same too.
+    """
+    chunks = packed_ipc_producer(
+        iterator=((name, tensor.detach().to(device, dtype)) for name, tensor in weights),
+        gpu_uuid=str(torch.cuda.get_device_properties(device).uuid),
+        post_iter_func=lambda item: item[1],
+        buffer_size_bytes=max(DEFAULT_PACKED_BUFFER_SIZE_BYTES, *group.exchange(largest_bytes)),
+    )
+    for chunk in chunks:
+        handles = {uuid: handle for each in group.exchange(chunk.ipc_handle) for uuid, handle in each.items()}
+        yield replace(chunk, ipc_handle=handles)
+        # The next chunk overwrites the buffers, which the engine has copied from when the leader comes here.
+        group.wait()
+
+
+def _reclaim(group: EngineGroup) -> None:
+    """Free this rank's buffer once the engine maps it no more."""
+    group.wait()
     torch.cuda.ipc_collect()
 
 

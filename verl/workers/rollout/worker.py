@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
@@ -22,7 +23,8 @@ from verl.single_controller.base import Interrupted, WorkerContext
 from verl.utils.distributed import destroy_process_group
 from verl.utils.seeding import derive_seed
 from verl.workers.peers import join_peers
-from verl.workers.rollout.engine import Engine
+from verl.workers.rollout.engine import Engine, EngineUsage
+from verl.workers.rollout.engine_group import EngineGroup, Follower
 from verl.workers.rollout.hand_out import HandOut
 from verl.workers.rollout.hf_engine import HFEngine
 from verl.workers.rollout.selection import VLLM, engine_name, prepare_vllm
@@ -31,18 +33,27 @@ from verl.workers.setup import RolloutOrder, RolloutSetup, RolloutShare
 ResultT = TypeVar("ResultT")
 
 _INTERRUPT_INTERVAL_S = 0.5
+# Of a worker that lends its device to another's engine.
+_NO_SHARE = RolloutShare((), (), duration_s=0.0, engine=EngineUsage(), sessions=SessionUsage())
 
 
 class RolloutWorker:
-    """One of several equal workers; each makes its share of a call's trajectories."""
+    """One of several workers; each makes its share of a call's trajectories.
+
+    ``rollout.tensor_model_parallel_size`` workers have one engine between them: the first of them plays, the others
+    lend it their devices and get no share.
+    """
 
     def __init__(self, context: WorkerContext, setup: RolloutSetup) -> None:
         """Join the peers and load the engine's copy of the model."""
         self._context = context
         self._setup = setup
         self._device = join_peers(context)
+        self._group = EngineGroup.join(setup.rollout.tensor_model_parallel_size, self._device)
+        self._num_engines = context.world_size // self._group.size
         self._engine, self._chat = self._make_engine()
-        self._engine.sleep()  # Its memory is free for what else the worker is made of.
+        self._engine.sleep()  # Its memory is free for what else the workers are made of.
+        self._group.wait()
         self._make_client = self._client_factory()
         self._num_rollouts = 0
 
@@ -50,7 +61,8 @@ class RolloutWorker:
         setup, device = self._setup, self._device
         seed = derive_seed("engine", setup.seed, self._context.rank)
         if engine_name(setup.rollout, self._context.device) == VLLM:
-            return self._make_vllm_engine(seed), self._make_chat(load_tokenizer(setup.model))
+            engine = self._make_vllm_engine(seed) if self._group.leads else self._make_follower()
+            return engine, self._make_chat(load_tokenizer(setup.model))
         model, tokenizer = load_policy(setup.model, device)
         model.to(dtype=compute_dtype(setup.model, device))  # type: ignore[call-arg]
         return HFEngine(model, max_num_seqs=setup.rollout.max_num_seqs, seed=seed), self._make_chat(tokenizer)
@@ -67,10 +79,21 @@ class RolloutWorker:
             self._device,
             compute_dtype(setup.model, self._device),
             num_threads=self._context.num_threads,
-            num_engines=self._context.world_size,
+            num_engines=self._num_engines,
+            group=self._group,
         )
         longest = min(limits.max_model_len, limits.max_prompt_length + limits.max_response_length)
         return VLLMEngine(setup.model, setup.rollout, place, max_model_len=longest, seed=seed)
+
+    def _make_follower(self) -> Engine:
+        if self._device.type != "cuda":
+            # The leader's memory serves all processes of its engine; this rank only helps to gather.
+            return Follower(deque[object](maxlen=0).extend)
+        prepare_vllm(self._context.device)
+        from verl.workers.rollout.vllm_weights import share_by_cuda_ipc
+
+        dtype = compute_dtype(self._setup.model, self._device)
+        return Follower(functools.partial(share_by_cuda_ipc, device=self._device, dtype=dtype, group=self._group))
 
     def _client_factory(self) -> Callable[[], EnvClient]:
         agentgym = self._setup.agentgym
@@ -80,15 +103,18 @@ class RolloutWorker:
             timeout_s=agentgym.request_timeout,
             connect_timeout_s=agentgym.connect_timeout,
             max_retries=agentgym.max_retries,
-            first=self._context.rank,
+            first=self._context.rank // self._group.size,
         )
 
     def generate(self, requests: Sequence[RolloutRequest], order: RolloutOrder) -> RolloutShare:
         """This worker's share of the requests: all workers get all of them and take them one by one as they have room.
 
-        Trajectories are also written to this rank's file of ``order.log_name``. Raises `Interrupted` when the driver
-        asks for it, and `TooManyFailures` or `EngineError` as soon as nothing better is to be expected.
+        A worker without an engine of its own makes none. Trajectories are also written to this rank's file of
+        ``order.log_name``. Raises `Interrupted` when the driver asks for it, and `TooManyFailures` or `EngineError` as
+        soon as nothing better is to be expected.
         """
+        if not self._group.leads:
+            return _NO_SHARE
         self._num_rollouts += 1
         self._engine.wake()
         try:
@@ -113,7 +139,7 @@ class RolloutWorker:
         began, before = time.perf_counter(), self._engine.usage()
         hand_out = HandOut(requests, self._context.store, name=str(self._num_rollouts))
         trajectories, sessions = await self._collect(requests, hand_out, order)
-        hand_out.forget(num_workers=self._context.world_size)
+        hand_out.forget(num_workers=self._num_engines)
         return RolloutShare(
             indices=tuple(sorted(hand_out.taken)),
             trajectories=tuple(trajectories),
@@ -157,7 +183,7 @@ class RolloutWorker:
     def _settings(self, order: RolloutOrder, at_once: int) -> RolloutSettings:
         agentgym = self._setup.agentgym
         # No worker begins with more than its fair share, or the first to ask would leave nothing to the others.
-        fair_share = max(1, -(-at_once // self._context.world_size))
+        fair_share = max(1, -(-at_once // self._num_engines))
         return RolloutSettings(
             max_rounds=order.max_rounds,
             limits=self._setup.limits,
