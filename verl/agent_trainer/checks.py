@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import tempfile
 from collections.abc import Sequence
@@ -16,7 +17,16 @@ from agentgym_rl.envs.registry import get_spec
 from agentgym_rl.errors import ConfigError, EnvUnreachable
 from agentgym_rl.types import Item
 from verl.agent_trainer.capacity import hold_to_capacity
-from verl.config import AgentGymConfig, GenerationConfig, ModelConfig, PPOConfig, SFTConfig
+from verl.config import (
+    AgentGymConfig,
+    DataConfig,
+    GenerationConfig,
+    GenerationDataConfig,
+    ModelConfig,
+    PPOConfig,
+    RolloutConfig,
+    SFTConfig,
+)
 from verl.utils.devices import resolve_device
 from verl.utils.tracking import check_loggers
 from verl.workers.rollout.selection import engine_name
@@ -49,6 +59,7 @@ def check_ppo_inputs(config: PPOConfig) -> RunItems:
     report_overlap(items.train, items.val)
     engine_name(branch.rollout, resolve_device(config.trainer.device))
     check_model_path(branch.model)
+    report_beyond_context(branch.model, config.data, branch.rollout)
     if config.needs_critic:
         check_model_path(config.critic.model.resolved(branch.model))
     check_output_folder("trainer.default_local_dir", config.trainer.default_local_dir)
@@ -71,6 +82,7 @@ def check_generation_inputs(config: GenerationConfig) -> tuple[Item, ...]:
         raise ConfigError("rollout.rollout_log_dir=null: an evaluation needs a folder for its results")
     engine_name(config.rollout, resolve_device(config.trainer.device))
     check_model_path(config.model)
+    report_beyond_context(config.model, config.data, config.rollout)
     check_output_folder("rollout.rollout_log_dir", config.rollout.rollout_log_dir)
     check_environment(config.agentgym)
     at_once = min(config.data.batch_size, len(items)) * config.data.n_samples
@@ -107,6 +119,29 @@ def check_model_path(config: ModelConfig) -> None:
     if folder.is_absolute() or config.path.startswith(".") or len(folder.parts) > 2:
         raise ConfigError(f"model.path={config.path!r}: no such folder")
     _check_hub(config.path)
+
+
+def report_beyond_context(model: ModelConfig, data: DataConfig | GenerationDataConfig, rollout: RolloutConfig) -> None:
+    """Say so when sequences may grow longer than the model's ``config.json`` says that it can read.
+
+    The ``vllm`` engine refuses that when it starts. transformers, and so the ``hf`` engine, goes on: what is sampled
+    beyond is of little worth.
+    """
+    path = Path(model.path) / "config.json"
+    try:
+        fields = json.loads(path.read_text()) if path.is_file() else {}
+    except ValueError as error:
+        raise ConfigError(f"model.path={model.path!r}: its config.json is not JSON: {error}") from error
+    context = fields.get("max_position_embeddings")
+    scaling = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
+    longest = min(rollout.max_model_len, data.max_prompt_length + data.max_response_length)
+    if context is not None and longest > context * scaling.get("factor", 1):
+        print(
+            f"warning: sequences may have {longest} tokens (data.max_prompt_length={data.max_prompt_length}, "
+            f"data.max_response_length={data.max_response_length}, rollout.max_model_len={rollout.max_model_len}), and "
+            f"the model in {model.path} reads {context}",
+            flush=True,
+        )
 
 
 def _check_hub(name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,8 @@ from support.servers import serve
 from agentgym_rl.envs.server import build_app
 from agentgym_rl.errors import ConfigError
 from verl.agent_trainer import checks
-from verl.agent_trainer.checks import check_environment, check_model_path
-from verl.config import AgentGymConfig, ModelConfig
+from verl.agent_trainer.checks import check_environment, check_model_path, report_beyond_context
+from verl.config import AgentGymConfig, DataConfig, ModelConfig, RolloutConfig
 
 pytestmark = pytest.mark.server
 
@@ -122,3 +123,24 @@ def test_a_name_that_the_hub_knows_passes(hub: Any) -> None:
 def test_what_can_only_be_a_folder_is_not_looked_up(path: str) -> None:
     with pytest.raises(ConfigError, match=r"no such folder$"):
         check_model_path(ModelConfig(path))
+
+
+@pytest.mark.parametrize(
+    ("model", "max_model_len", "is_beyond"),
+    [
+        ({"max_position_embeddings": 512}, 600, True),
+        ({"max_position_embeddings": 512}, 512, False),
+        ({"max_position_embeddings": 512}, 32768, True),  # 500 + 100 tokens
+        ({"max_position_embeddings": 600}, 32768, False),
+        ({"max_position_embeddings": 150, "rope_parameters": {"factor": 4.0}}, 32768, False),
+        ({"max_position_embeddings": 149, "rope_scaling": {"factor": 4.0}}, 32768, True),
+        ({}, 32768, False),
+    ],
+)
+def test_sequences_beyond_what_the_model_reads_are_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], model: dict[str, Any], max_model_len: int, is_beyond: bool
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(model))
+    data = DataConfig(train_file="x", max_prompt_length=100, max_response_length=500)
+    report_beyond_context(ModelConfig(str(tmp_path)), data, RolloutConfig(max_model_len=max_model_len))
+    assert ("sequences may have 600 tokens" in capsys.readouterr().out) is is_beyond
