@@ -122,7 +122,7 @@ def test_members_of_a_group_compute_their_prompt_once(engine):
     assert sum(computed) == 300 + 7
 
 
-def test_a_broken_model_fails_every_waiting_turn_instead_of_hanging(engine):
+def test_a_broken_model_fails_every_waiting_turn_instead_of_hanging(engine, caplog):
     def broken(*args, **kwargs):
         raise RuntimeError("no such kernel")
 
@@ -138,6 +138,7 @@ def test_a_broken_model_fails_every_waiting_turn_instead_of_hanging(engine):
         asyncio.run(engine.generate([5], SamplingParams(4), trajectory_id="late"))
     with pytest.raises(EngineError, match="no such kernel"):
         engine.raise_if_down()
+    assert "in broken\n" in caplog.text  # where it broke
 
 
 def test_sleep_frees_the_cache_and_generation_goes_on_after_wake(engine, reference):

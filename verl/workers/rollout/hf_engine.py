@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
 import time
 from collections import deque
@@ -33,6 +34,8 @@ from verl.workers.rollout.engine import (
 from verl.workers.rollout.sampling import sample_tokens
 from verl.workers.rollout.slot_cache import ATTENTION_NAME, SlotBatch, SlotCache
 from verl.workers.rollout.slot_table import SlotTable
+
+logger = logging.getLogger(__name__)
 
 PREFILL_TOKEN_BUDGET = 8192
 """Prompt tokens computed before decoding goes on: bounds memory and the pause of sequences that decode."""
@@ -179,7 +182,9 @@ class HFEngine(Engine):
                 while self._wait_for_work():
                     with self._step_lock:
                         self._step()
-        except Exception as error:  # noqa: BLE001 -- whatever broke, every waiting trajectory must learn of it
+        # Broad on purpose: whatever broke, every waiting trajectory must learn of it; here alone is its traceback.
+        except Exception as error:
+            logger.exception("the engine broke")
             self._error = error
             self._drop_everything(EngineError(f"the engine broke: {type(error).__name__}: {error}"))
 
