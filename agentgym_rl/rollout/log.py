@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -26,6 +26,7 @@ _PLAIN_FIELDS = (
     *("uid", "sample_index", "attempt", "success", "prompt_length", "policy_version", "max_rounds"),
     *("duration_s", "error", "extra"),
 )
+_TURN_FIELDS = tuple(field.name for field in fields(Turn))
 
 
 class TrajectoryLog:
@@ -102,7 +103,7 @@ def to_row(trajectory: Trajectory) -> dict[str, Any]:
         "score": score,
         "stop_reason": str(trajectory.stop_reason),
         **{name: getattr(trajectory, name) for name in _PLAIN_FIELDS},
-        "turns": [asdict(turn) for turn in trajectory.turns],
+        "turns": [{name: getattr(turn, name) for name in _TURN_FIELDS} for turn in trajectory.turns],
         **{name: getattr(trajectory, name).tolist() for name in _COLUMNS if name != "rollout_log_probs"},
         "rollout_log_probs": _float32_column(trajectory.rollout_log_probs),
         "token_rewards": [[position, float(trajectory.token_rewards[position])] for position in positions],

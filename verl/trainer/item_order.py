@@ -28,6 +28,7 @@ class ItemOrder(Generic[RowT]):
         self._batch_size = batch_size
         self._seed = seed
         self._shuffle = shuffle
+        self._shuffled: tuple[int, list[int]] | None = None  # the epoch asked for last and its order, made once
 
     @property
     def batches_per_epoch(self) -> int:
@@ -46,11 +47,12 @@ class ItemOrder(Generic[RowT]):
 
         They are in an order of the step's own, and no row comes twice before all have come.
         """
+        # A generator: most steps ask for no further row, and to shuffle many costs more than a small model's update.
         batch = set(self._indices(step))
         rest = list(range(len(self._rows)))
         random.Random(derive_seed("other items", self._seed, step)).shuffle(rest)
         rest.sort(key=batch.__contains__)
-        return (self._rows[index] for index in cycle(rest))
+        yield from (self._rows[index] for index in cycle(rest))
 
     def _indices(self, step: int) -> list[int]:
         if step < 1:
@@ -59,6 +61,11 @@ class ItemOrder(Generic[RowT]):
         return self._order(self.epoch_of(step))[start : start + self._batch_size]
 
     def _order(self, epoch: int) -> list[int]:
+        if self._shuffled is None or self._shuffled[0] != epoch:
+            self._shuffled = (epoch, self._make_order(epoch))
+        return self._shuffled[1]
+
+    def _make_order(self, epoch: int) -> list[int]:
         order = list(range(len(self._rows)))
         if self._shuffle:
             random.Random(derive_seed("item order", self._seed, epoch)).shuffle(order)
