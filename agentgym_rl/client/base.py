@@ -41,6 +41,8 @@ class EnvClient:
     """The highest score of an episode."""
     success_score: ClassVar[float | None] = None
     """The least score that counts as success; None: `max_score`."""
+    reward_scale: ClassVar[float] = 1.0
+    """Training and evaluation multiply rewards by it: 0.01 where scores go up to 100, so that they go up to 1."""
     runs_inline: ClassVar[bool] = False
     """True for an environment in this very process whose calls take microseconds and never wait: they are then made
     where they are needed, without a thread. A slow one would hold up every other trajectory."""

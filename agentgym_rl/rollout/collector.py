@@ -265,7 +265,7 @@ class _Attempt:
             self._settings.limits,
             max_rounds=self._settings.max_rounds,
             attempt=self._attempt,
-            rewards=RewardRule(client.reward_is_cumulative, client.succeeds_from()),
+            rewards=RewardRule(client.reward_is_cumulative, client.succeeds_from(), client.reward_scale),
             started_at=self._started_at,
         )
         return self._handler

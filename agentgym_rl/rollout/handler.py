@@ -62,7 +62,13 @@ class RewardRule:
     is_cumulative: bool = False
     """True when a step reports the score so far; a turn then earns the difference to the turn before."""
     success_score: float = 1.0
-    """The least score that counts as success."""
+    """The least score that counts as success, before it is scaled."""
+    scale: float = 1.0
+    """What rewards and scores are multiplied by."""
+
+    def is_success(self, score: float) -> bool:
+        """Whether a score, scaled, is one of success."""
+        return score >= self.scale * self.success_score - _SCORE_TOLERANCE
 
 
 class _Column:
@@ -229,8 +235,9 @@ class RolloutHandler:
         The reward stands on the turn's last sampled token. An empty completion has none: only the score has it.
         """
         pending = self._take_pending()
-        earned = float(output.reward) - (self.score if self._rewards.is_cumulative else 0.0)
-        self.score = float(output.reward) if self._rewards.is_cumulative else self.score + earned
+        reward = self._rewards.scale * float(output.reward)
+        earned = reward - (self.score if self._rewards.is_cumulative else 0.0)
+        self.score = reward if self._rewards.is_cumulative else self.score + earned
         self.done = bool(output.done)
         if pending.last_sampled is not None and earned:
             self._reward_marks.append((pending.last_sampled, earned))
@@ -264,7 +271,7 @@ class RolloutHandler:
             token_rewards=self._token_rewards(),
             prompt_length=self.prompt_length,
             score=self.score,
-            success=not stop_reason.is_fault and self.score >= self._rewards.success_score - _SCORE_TOLERANCE,
+            success=not stop_reason.is_fault and self._rewards.is_success(self.score),
             stop_reason=stop_reason,
             policy_version=self.policy_version,
             max_rounds=self.max_rounds,

@@ -45,7 +45,7 @@ def _was_reset(handle: int, start: SciWorldStart) -> dict[str, Any]:
         "var_num": start.var_num,
         "task_description": start.task_description,
         "observation": start.room,
-        "reward": 0,
+        "reward": start.score,
         "score": start.score,
         "deleted": False,
         "done": start.done,

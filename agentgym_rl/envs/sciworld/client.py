@@ -65,6 +65,7 @@ class SciWorldClient(EnvClient):
     example_action = "look around"
     reward_is_cumulative = True
     max_score = 100.0
+    reward_scale = 0.01
 
     def _read_reset(self, content: Any) -> str:
         return opening(self._text(content, "task_description", "reset"), self._text(content, "observation", "reset"))

@@ -26,7 +26,6 @@ from agentgym_rl.envs.sciworld.simulator import (
 MAX_MOVES = 100
 """An episode ends with the first move beyond them. Looking around and the like are no moves."""
 _FIRST_ACTION = "look around"
-_NO_SIMPLIFICATIONS = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +38,7 @@ class SciWorldStart(ResetResult):
     room: str
     """What is seen first."""
     score: int
+    """Above 0 where a part of the task is fulfilled from the start."""
     done: bool
 
 
@@ -72,7 +72,7 @@ class SciWorld(Environment):
         self._start = self._last = None
         world = self._living_world()
         # Loading makes the world anew. The simulator's own reset would do the same again.
-        world.call("load", task.name, variation, _NO_SIMPLIFICATIONS, False)
+        world.load(task.name, variation)
         description = world.call("getTaskDescription")
         self._last = first = self._take(_FIRST_ACTION, score_before=0)
         self._start = SciWorldStart(
@@ -183,7 +183,7 @@ class SciWorld(Environment):
         """Actions that complete the current task from its start; the simulator searches them for seconds."""
         if self._gold_world is None or not self._gold_world.simulator.alive:
             self._gold_world = take_gold_world()
-        self._gold_world.call("load", self.start.task_name, self.start.var_num, _NO_SIMPLIFICATIONS, True)
+        self._gold_world.load(self.start.task_name, self.start.var_num, gold=True)
         return self._gold_world.texts("getGoldActionSequence")
 
     # ------------------------------------------------------------------------------------------------------- details

@@ -1,12 +1,15 @@
 """The simulator's Java processes: how they start, are shared and end.
 
-A process holds several worlds. They share state while they work, so one call at a time enters a process. It ends with
-the Python process that started it, however that ends: Java reads a pipe that then breaks.
+A process holds several worlds. One call at a time enters it, since they share state: a counter of things and a
+generator of random numbers. Each step sets both to what its own world has, and shows what it would show alone.
+
+A process ends with the Python process that started it, however that ends: Java reads a pipe that then breaks.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import logging
 import os
@@ -29,12 +32,13 @@ _GOLD_HEAP_MB = 1024
 _JAVA_OPTIONS = (
     "-XX:+UseSerialGC",
     "-XX:+ExitOnOutOfMemoryError",
-    # The simulator lists things in the order of their identity hashes, which are random. With equal ones it is the order
-    # in which they were made: the same index and actions then show the same text, in every process.
+    # The simulator lists things in the order of their identity hashes, which are random. Equal ones make it the order
+    # in which things were made: the same index and actions then show the same text, in every process.
     "-XX:+UnlockExperimentalVMOptions",
     "-XX:hashCode=2",
     "-XX:+IgnoreUnrecognizedVMOptions",
 )
+_NO_SIMPLIFICATIONS = ""
 _VERSION_TIMEOUT_S = 60.0
 _ENDING_S = 2.0
 """Seconds that a process which broke its connection gets to be seen as ended."""
@@ -58,7 +62,7 @@ def java_command() -> str:
     Raises `ConfigError` that says how to install one.
     """
     home = os.environ.get("JAVA_HOME")
-    command = shutil.which(Path(home, "bin", "java") if home else "java")
+    command = shutil.which(str(Path(home, "bin", "java")) if home else "java")
     if command is None:
         missing = f"JAVA_HOME={home} has no bin/java" if home else "there is no `java` on the PATH"
         raise ConfigError(f"SciWorld needs Java 8 or later, and {missing}; {_INSTALL}")
@@ -125,7 +129,12 @@ class Simulator:
         )
         self.worlds_in_use = 0
         self._idle: list[World] = []
+        self._entered: World | None = None
+        """The world whose count of things the simulator has now."""
         try:
+            self._counter = self.run("finding its counter", lambda java: _singleton(java.util, "UniqueIdentifier"))
+            self.dice = self.run("finding its dice", lambda java: _singleton(java.scala.util, "Random"))
+            """The simulator's source of random numbers."""
             self._idle += [self._new_world() for _ in range(worlds_ahead)]
         except SimulatorError:
             self.close()
@@ -156,7 +165,7 @@ class Simulator:
 
     def run(self, what: str, work: Callable[[Any], Any]) -> Any:
         """What ``work`` returns, which is given Java's classes, alone in the process; raises `SimulatorError`."""
-        from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
+        from py4j.protocol import Py4JError, Py4JJavaError
 
         with self._lock:
             try:
@@ -164,16 +173,22 @@ class Simulator:
             except Py4JJavaError as error:
                 problem = str(error.java_exception).splitlines()[0]
                 raise SimulatorError(f"the simulator failed in {what}: {problem}") from None
-            except (Py4JNetworkError, OSError) as error:
+            except (Py4JError, OSError) as error:
                 raise SimulatorError(self._why_no_answer(what, error)) from None
-            except Py4JError as error:
-                raise SimulatorError(f"the simulator refused {what}: {error}") from error
+
+    def enter(self, world: World) -> None:
+        """Let ``world`` go on with its own count of things; called within `run`."""
+        if self._entered is not world:
+            if self._entered is not None:
+                self._entered.things = self._counter.count()
+            getattr(self._counter, "count_$eq")(world.things)
+            self._entered = world
 
     def _why_no_answer(self, what: str, error: Exception) -> str:
         try:
             self.process.wait(_ENDING_S)
         except subprocess.TimeoutExpired:
-            self.process.kill()  # so that nobody goes on with it
+            self.process.kill()  # nobody knows in what state it is
             return f"no answer of the simulator to {what}: {error}"
         return f"the simulator's process ended with status {self.process.returncode} in {what}"
 
@@ -188,20 +203,36 @@ class World:
     def __init__(self, simulator: Simulator, java_object: Any) -> None:
         self.simulator = simulator
         self._java = java_object
+        self._variation = self._steps = 0
+        self.things = 0
+        """The simulator's count of things when it last was in another world."""
 
     def call(self, method: str, *arguments: Any) -> Any:
         """What the simulator's ``method`` returns; raises `SimulatorError`."""
         return self.simulator.run(method, lambda java: getattr(self._java, method)(*arguments))
 
+    def load(self, task_name: str, variation: int, *, gold: bool = False) -> None:
+        """Make the world of a task anew; ``gold`` also searches the actions that complete it."""
+
+        def work(java: Any) -> None:
+            self.simulator.enter(self)  # what loading sets the count to is then this world's
+            self._java.load(task_name, variation, _NO_SIMPLIFICATIONS, gold)
+
+        self.simulator.run("load", work)
+        self._variation, self._steps = variation, 0
+
     def step(self, action: str) -> tuple[str, float, bool, int]:
         """Execute an action: what is seen, the score so far (-1..1), whether the task has ended, and the moves made."""
-        world = self._java
+        world, seed = self._java, _seed(self._variation, self._steps)
 
         def work(java: Any) -> tuple[str, float, bool, int]:
+            self.simulator.enter(self)
+            self.simulator.dice.setSeed(seed)
             return world.step(action), world.getScore(), world.getCompleted(), world.getNumMoves()
 
-        seen: tuple[str, float, bool, int] = self.simulator.run("step", work)
-        return seen
+        outcome: tuple[str, float, bool, int] = self.simulator.run("step", work)
+        self._steps += 1
+        return outcome
 
     def texts(self, method: str) -> list[str]:
         """The texts that ``method`` lists, fetched at once instead of one by one."""
@@ -216,6 +247,17 @@ class World:
             if problem := self.call("getObjectTree", folder):
                 raise SimulatorError(f"the simulator has no object tree: {problem}")
             return json.loads(Path(folder, "objectTree.json").read_text(encoding="utf-8"))
+
+
+def _singleton(package: Any, name: str) -> Any:
+    """The one instance of a Scala object."""
+    return getattr(getattr(package, f"{name}$"), "MODULE$")
+
+
+def _seed(variation: int, steps: int) -> int:
+    """Seeds whose first random numbers have nothing in common, as those of neighbouring seeds have in Java."""
+    digest = hashlib.blake2b(f"{variation} {steps}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, signed=True)
 
 
 class SharedSimulator:

@@ -151,6 +151,22 @@ def test_step_rewards_stand_on_the_last_sampled_token_of_their_turns_and_sum_to_
     assert trajectory.success
 
 
+def test_rewards_of_an_environment_that_counts_to_a_hundred_are_scaled_to_one():
+    def trajectory_of(reported):
+        chat = ChatTemplate(make_tokenizer())
+        handler = make_handler(chat, rewards=RewardRule(is_cumulative=True, success_score=100.0, scale=0.01))
+        for reward in reported:
+            handler.append_generation(make_generation(chat.encode_answer("Action: look")))
+            handler.append_step(StepOutput("seen", reward, False))
+            handler.append_observation("seen")
+        return handler.finish(StopReason.MAX_ROUNDS)
+
+    reached, missed, wrong = trajectory_of([20, 50, 100]), trajectory_of([20, 99]), trajectory_of([20, -100])
+    np.testing.assert_allclose([turn.reward for turn in reached.turns], [0.2, 0.3, 0.5])
+    assert (reached.score, missed.score, wrong.score) == pytest.approx((1.0, 0.99, -1.0))
+    assert (reached.success, missed.success, wrong.success) == (True, False, False)
+
+
 def test_the_reward_of_a_turn_cut_by_length_stands_before_the_added_end_of_turn():
     chat = ChatTemplate(make_tokenizer())
     handler = make_handler(chat)
