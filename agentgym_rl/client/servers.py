@@ -1,7 +1,8 @@
 """Several servers of one environment, as one worker process sees them.
 
 A new session goes to the server with the fewest of this process's live sessions for its capacity, after one question
-whether it is there and has a place. One that does not answer is left out, and asked again from time to time.
+whether it is there and has a place. One that does not answer, or gives no session, is left out for a while: with no
+sessions it would be first in turn for every new one.
 """
 
 from __future__ import annotations
@@ -97,13 +98,17 @@ class Servers:
         """``connect(address)`` of a server that is up and has a place.
 
         When none has, ``connect`` is left to wait for one that is up; when none is up, it says in its own words what is
-        wrong with the first one. An error of ``connect`` travels up.
+        wrong with the first one. An error of ``connect`` travels up, and the next sessions go to others.
         """
         self._survey_once()
         server, opened = self._choose(), weakref.WeakSet[EnvClient]()
         try:
             client = connect(server.address)
             opened.add(client)
+        except EnvError:
+            with self._lock:
+                self._note(server, Health(is_up=False))
+            raise
         finally:
             with self._lock:
                 server.opening -= 1
@@ -192,6 +197,6 @@ def ask_health(address: str) -> Health:
 def _read_health(content: Any) -> Health:
     fields = content if isinstance(content, dict) else {}
     sessions, capacity = fields.get("sessions"), fields.get("capacity")
-    if not isinstance(sessions, int) or not isinstance(capacity, int) or capacity < 1:
+    if not isinstance(sessions, int) or not isinstance(capacity, int):
         return Health(is_up=True)
     return Health(is_up=True, capacity=capacity, is_full=sessions >= capacity)

@@ -144,6 +144,27 @@ def test_a_server_that_died_is_left_out_until_it_answers_again() -> None:
     assert addresses_of(world.open(6)) == {A: 6}
 
 
+def test_a_server_that_is_up_and_gives_no_session_is_left_out_although_it_has_the_fewest() -> None:
+    world = World(A, B)
+    world.open(4)
+    for session in world.sessions:
+        session.is_closed = session.address == A
+
+    def connect(address: str) -> Session:
+        if address == A:
+            raise EnvServerError(f"{address}/create: HTTP 500")
+        return Session(address)
+
+    for _ in range(3):
+        world.now += 10.0
+        with pytest.raises(EnvServerError, match="http://a/create"):
+            world.servers.open(connect)
+        sessions = [world.servers.open(connect) for _ in range(4)]
+        assert addresses_of(sessions) == {B: 4}
+    world.now += 10.0
+    assert addresses_of(world.open(1)) == {A: 1}
+
+
 def test_while_one_thread_asks_whether_a_server_is_back_no_other_waits_for_its_answer() -> None:
     world = World(A, B, a=Health(is_up=False))
     world.open(1)
@@ -230,6 +251,7 @@ def test_a_server_that_comes_back_is_used_again() -> None:
     [
         (http_answer({"sessions": 2, "capacity": 3}), Health(is_up=True, capacity=3)),
         (http_answer({"sessions": 3, "capacity": 3}), Health(is_up=True, capacity=3, is_full=True)),
+        (http_answer({"sessions": 0, "capacity": 0}), Health(is_up=True, capacity=0, is_full=True)),
         (http_answer({"sessions": "many", "capacity": None}), Health(is_up=True)),
         (http_answer({"status": "fine"}), Health(is_up=True)),
         (http_answer(["fine"]), Health(is_up=True)),
