@@ -47,9 +47,10 @@ def make_batch(num_trajectories: int, length: int, turn: int, observation: int) 
         masked_B=torch.zeros(num_trajectories, dtype=torch.bool),
         group_ids_B=torch.arange(num_trajectories) // GROUP_SIZE,
         values_T=_as_numpy_lays_it(torch.randn(len(column_T), generator=generator)),
-        baselines_B=torch.zeros(num_trajectories, dtype=torch.float64),
-        message_ids_T=messages_T,
-        anchor_ids_T=torch.where(mask_T, messages_T.long(), 0),
+        baselines_B=torch.randint(0, 2, (num_trajectories,), generator=generator).double(),
+        message_ids_T=_as_numpy_lays_it(messages_T),
+        # Any numbers far apart, as hashes are.
+        anchor_ids_T=torch.where(mask_T, messages_T.long() * 0x1E3779B97F4A7C15, 0),
     )
 
 
@@ -89,6 +90,26 @@ def loop_returns(rewards_BL: torch.Tensor, mask_BL: torch.Tensor) -> tuple[torch
     return _masked_whiten(returns_BL, mask_BL), returns_BL * mask_BL
 
 
+def loop_remax(rewards_BL: torch.Tensor, mask_BL: torch.Tensor, baselines_B: torch.Tensor) -> torch.Tensor:
+    """Discounted returns minus what is known of each trajectory's greedy rollout."""
+    _, returns_BL = loop_returns(rewards_BL, mask_BL)
+    return returns_BL - loop_of_scores(baselines_B, mask_BL)
+
+
+def loop_gigpo(rewards_BL: torch.Tensor, mask_BL: torch.Tensor, advantages_B: torch.Tensor) -> torch.Tensor:
+    """Returns without discount, of which nothing but their time counts: statistics of groups are taken as known.
+
+    All turns at the same place of a group's trajectories answer the same, and all is paid at the end: a turn's
+    advantage among its likes is that of the trajectory.
+    """
+    running_B = torch.zeros(len(rewards_BL))
+    returns_BL = torch.zeros_like(rewards_BL)
+    for column in reversed(range(rewards_BL.shape[1])):
+        running_B = running_B + rewards_BL[:, column] * mask_BL[:, column]
+        returns_BL[:, column] = running_B
+    return loop_of_scores(2 * advantages_B, mask_BL)
+
+
 def loop_of_scores(advantages_B: torch.Tensor, mask_BL: torch.Tensor) -> torch.Tensor:
     """One number per trajectory, written to each of its sampled positions."""
     advantages_BL = torch.zeros(mask_BL.shape)
@@ -110,10 +131,16 @@ def loops(batch: DataProto, num_trajectories: int) -> Mapping[str, Callable[[], 
     mask_BL, rewards_BL, values_BL = (
         values_T.view(num_trajectories, -1) for values_T in (batch.loss_mask_T, batch.token_rewards_T, batch.values_T)
     )
-    groups = GroupStatistics.of(batch)
+    assert batch.baselines_B is not None
+    groups, baselines_B = GroupStatistics.of(batch), batch.baselines_B.float()
+    centred_BL = rewards_BL.clone()
+    centred_BL[:, int(mask_BL[0].nonzero()[-1])] = groups.centred_B.float()
     return {
         "gae": lambda: loop_gae(rewards_BL, values_BL, mask_BL)[0],
         "reinforce_plus_plus": lambda: loop_returns(rewards_BL, mask_BL)[0],
+        "reinforce_plus_plus_baseline": lambda: loop_returns(centred_BL, mask_BL)[0],
+        "remax": lambda: loop_remax(rewards_BL, mask_BL, baselines_B),
+        "gigpo": lambda: loop_gigpo(rewards_BL, mask_BL, groups.standardised_B.float()),
         "grpo": lambda: loop_of_scores(groups.standardised_B.float(), mask_BL),
         "rloo": lambda: loop_of_scores((groups.centred_B * GROUP_SIZE / (GROUP_SIZE - 1)).float(), mask_BL),
     }
@@ -143,7 +170,7 @@ def main() -> int:
     print(f"{options.trajectories} trajectories of {options.length} tokens, {batch.num_sampled_tokens} sampled")
     failed = False
     for name, loop in loops(batch, options.trajectories).items():
-        config = AlgorithmConfig(adv_estimator=name, gamma=GAMMA, lam=LAM)
+        config = AlgorithmConfig(adv_estimator=name, gamma=1.0 if name == "gigpo" else GAMMA, lam=LAM)
 
         def flat(config: AlgorithmConfig = config) -> torch.Tensor:
             advantages_T = compute_advantages(batch, config).advantages_T
@@ -155,7 +182,7 @@ def main() -> int:
         ratio, wanted = seconds["loop"] / seconds["flat"], WANTED.get(name, WANTED_OF_OTHERS)
         failed |= ratio < wanted or difference > 1e-3
         print(
-            f"{name:20} flat {1e3 * seconds['flat']:6.1f} ms, loop {1e3 * seconds['loop']:7.1f} ms: {ratio:5.1f} times "
+            f"{name:28} flat {1e3 * seconds['flat']:6.1f} ms, loop {1e3 * seconds['loop']:7.1f} ms: {ratio:5.1f} times "
             f"(wanted {wanted:.0f}); largest difference {difference:.1e}"
         )
     return int(failed)

@@ -6,6 +6,7 @@ Axes: ``T`` tokens of a batch, ``S`` its loss tokens, ``P`` the tokens that this
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import NamedTuple, cast
 
 import torch
@@ -26,6 +27,13 @@ class ReadOut(NamedTuple):
     entropy: torch.Tensor | None = None
     kl: torch.Tensor | None = None
     """KL to a reference over the whole vocabulary, nats."""
+
+    def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> ReadOut:
+        """``change`` of each that is there."""
+        numbers, entropy, kl = self
+        return ReadOut(
+            change(numbers), None if entropy is None else change(entropy), None if kl is None else change(kl)
+        )
 
 
 class PackedModule(nn.Module, ABC):
@@ -61,7 +69,8 @@ class PackedModule(nn.Module, ABC):
             )
         hidden_SD, own = self._own_states_before(batch, targets_S, self.parallel)
         results = self.read_out(hidden_SD, ids_S[own], with_entropy=with_entropy, reference=reference)
-        return ReadOut(*(self._merged(result, own, len(targets_S)) for result in results))
+        merge = self.parallel.merge
+        return results.map(lambda own_S: merge(own_S.new_zeros(len(targets_S)).index_copy(0, own, own_S)))
 
     def _states_before(self, batch: DataProto, targets_S: torch.Tensor) -> torch.Tensor:
         # A loss token is never its sequence's first, so the state before it belongs to the same sequence.
@@ -79,12 +88,6 @@ class PackedModule(nn.Module, ABC):
         hidden_PD = self._backbone(ids_T[stretch], positions_T[stretch], packing)
         own = ((targets_S > stretch.start) & (targets_S <= stretch.stop)).nonzero()[:, 0]
         return hidden_PD[targets_S[own] - 1 - stretch.start], own
-
-    def _merged(self, result_S: torch.Tensor | None, own: torch.Tensor, num_targets: int) -> torch.Tensor | None:
-        """The numbers of all stretches."""
-        if result_S is None or self.parallel is None:
-            return result_S
-        return self.parallel.merge(result_S.new_zeros(num_targets).index_copy(0, own, result_S))
 
     def _backbone(self, ids_P: torch.Tensor, positions_P: torch.Tensor, packing: Packing) -> torch.Tensor:
         """Last hidden states ``[P, D]``."""

@@ -112,10 +112,10 @@ class PackedModel:
         With ``reference``, the `states` of another model, also the KL to that model.
         """
         merged = MergedBatch.of(batch, self.parallel)
-        results_T = [
-            torch.zeros(merged.batch.num_tokens) if wanted else None
-            for wanted in (True, with_entropy, reference is not None)
-        ]
+        zeros_T = torch.zeros(merged.batch.num_tokens)
+        results_T = ReadOut(
+            zeros_T, zeros_T.clone() if with_entropy else None, None if reference is None else zeros_T.clone()
+        )
         self.module.eval()
         with torch.no_grad(), self.residence.module_on_device():
             for indices in self.micro_batches(merged.batch):
@@ -128,7 +128,7 @@ class PackedModel:
                     if result_T is not None and result_S is not None:
                         result_T[targets_S] = result_S.cpu()
             self._reshard()
-        return ReadOut(*(None if result_T is None else merged.own(result_T) for result_T in results_T))
+        return results_T.map(merged.own)
 
     def read_out(self, part: DataProto, *, with_entropy: bool, reference: StatesOf | None) -> ReadOut:
         """What the module says of one micro-batch on the device; collective."""

@@ -7,6 +7,7 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -27,7 +28,7 @@ from verl.trainer.core_algos import (
     gae_advantages,
     whiten,
 )
-from verl.trainer.core_algos.scan import BLOCK, suffix_sums
+from verl.trainer.core_algos.scan import BLOCK, Decay, suffix_sums
 
 CASES = json.loads((Path(__file__).parents[2] / "cases" / "algorithms.json").read_text())
 
@@ -142,20 +143,26 @@ def test_suffix_sums_equal_a_plain_loop(lengths, decay, other, seed):
     for value, factor in zip(reversed(values.tolist()), reversed(decays.tolist()), strict=True):
         running = value + factor * running
         expected.append(running)
-    assert suffix_sums(values, decays).tolist() == pytest.approx(expected[::-1], abs=1e-9)
+    odd = np.flatnonzero(decays.numpy() != decay)
+    sums = suffix_sums(values, Decay(decay, odd, decays[odd]))
+    assert sums.tolist() == pytest.approx(expected[::-1], abs=1e-9)
+
+
+def alike(decay: float) -> Decay:
+    return Decay(decay, np.zeros(0, np.int64), torch.zeros(0))
 
 
 def test_suffix_sums_keep_their_precision_over_thousands_of_tokens():
     values = torch.zeros(BLOCK**3 + 7)
     values[-1] = 1.0
-    sums = suffix_sums(values, torch.full_like(values, 0.9999))
+    sums = suffix_sums(values, alike(0.9999))
     assert sums[0].item() == pytest.approx(0.9999 ** (len(values) - 1), rel=1e-3)
-    assert suffix_sums(values, torch.ones_like(values)).unique().tolist() == [1.0]
+    assert suffix_sums(values, alike(1.0)).unique().tolist() == [1.0]
 
 
 @pytest.mark.parametrize("length", [1, BLOCK - 1, BLOCK, 2 * BLOCK, 2 * BLOCK + 1])
 def test_nothing_comes_from_beyond_the_end(length):
-    assert suffix_sums(torch.ones(length), torch.ones(length)).tolist() == list(range(length, 0, -1))
+    assert suffix_sums(torch.ones(length), alike(1.0)).tolist() == list(range(length, 0, -1))
 
 
 @settings(max_examples=50, deadline=None)

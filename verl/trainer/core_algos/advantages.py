@@ -20,7 +20,7 @@ from verl.config import AlgorithmConfig
 from verl.protocol import DataProto
 from verl.trainer.core_algos.groups import GroupStatistics
 from verl.trainer.core_algos.sampled import SampledTokens, Turns
-from verl.trainer.core_algos.scan import suffix_sums
+from verl.trainer.core_algos.scan import Decay, suffix_sums
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,15 +102,14 @@ def reinforce_plus_plus_baseline(batch: DataProto, config: AlgorithmConfig) -> A
     The trajectory's rewards then sum to its centred score, so without discount the mean is taken from every return.
     Members without group (one left, the others faults) get 0 and are not part of the whitening.
     """
-    sampled, groups = SampledTokens.of(batch), GroupStatistics.of(batch)
-    rewards_S = sampled.take(batch.token_rewards_T).double()
-    sums_B = torch.zeros(len(batch), dtype=torch.float64).index_add_(0, sampled.sequence_S, rewards_S)
-    rewards_S[sampled.last_S] += (groups.centred_B - sums_B)[sampled.sequence_S[sampled.last_S]]
+    groups = GroupStatistics.of(batch)
+    has_group_T = np.repeat((groups.size_B > 1).numpy(), batch.lengths_B.numpy())
+    sampled = SampledTokens.of(batch.replace(loss_mask_T=batch.loss_mask_T & torch.from_numpy(has_group_T)))
+    rewards_S = sampled.take(batch.token_rewards_T)
+    surplus_B = sampled.sums(rewards_S) - groups.centred_B
+    rewards_S[sampled.last_R] -= surplus_B[sampled.sequences_R].float()
     returns_S = _returns(rewards_S, batch, sampled, config)
-    counted_S = sampled.repeat(groups.size_B > 1)
-    advantages_S = torch.zeros_like(returns_S)
-    advantages_S[counted_S] = whiten(returns_S[counted_S])
-    return Advantages(sampled.place(advantages_S), sampled.place(returns_S * counted_S))
+    return Advantages(sampled.place(whiten(returns_S)), sampled.place(returns_S))
 
 
 def gae(batch: DataProto, config: AlgorithmConfig) -> Advantages:
@@ -126,7 +125,7 @@ def gae(batch: DataProto, config: AlgorithmConfig) -> Advantages:
     advantages_S = gae_advantages(
         sampled.take(batch.token_rewards_T), values_S, discounts(batch, sampled, config), config.lam
     )
-    return Advantages(sampled.place(whiten(advantages_S)), sampled.place(advantages_S + values_S))
+    return Advantages(sampled.place(whiten(advantages_S)), sampled.place(advantages_S.add_(values_S)))
 
 
 def remax(batch: DataProto, config: AlgorithmConfig) -> Advantages:
@@ -139,7 +138,8 @@ def remax(batch: DataProto, config: AlgorithmConfig) -> Advantages:
         raise ValueError("remax needs baselines_B in the batch")
     sampled = SampledTokens.of(batch)
     returns_S = _returns(sampled.take(batch.token_rewards_T), batch, sampled, config)
-    advantages_S = (returns_S - sampled.repeat(batch.baselines_B)).nan_to_num(nan=0.0)
+    baselines_S = sampled.repeat(batch.baselines_B.float())
+    advantages_S = baselines_S.sub_(returns_S).neg_().nan_to_num_(nan=0.0)
     return Advantages(sampled.place(advantages_S), sampled.place(returns_S))
 
 
@@ -155,14 +155,15 @@ def gigpo(batch: DataProto, config: AlgorithmConfig) -> Advantages:
     sampled, episodes = SampledTokens.of(batch), GroupStatistics.of(batch)
     turns = Turns.of(batch, sampled)
     rewards_U = turns.sums(sampled.take(batch.token_rewards_T))
-    returns_U = suffix_sums(rewards_U, torch.where(turns.is_last_U, 0.0, config.gamma_turn).double())
+    last_O = np.flatnonzero(turns.is_last_U.numpy())
+    returns_U = suffix_sums(rewards_U, Decay(config.gamma_turn, last_O, torch.zeros(len(last_O))))
     steps = _step_groups(batch, sampled, turns, returns_U)
     by_std = config.gigpo.mode == "mean_std_norm"
     episode_B = episodes.standardised_B if by_std else episodes.centred_B
     step_U = steps.standardised_B if by_std else steps.centred_B
     advantages_U = episode_B[turns.sequence_U] + config.gigpo.step_advantage_w * step_U
-    advantages_T = sampled.place(turns.repeat(advantages_U, len(sampled)))
-    return Advantages(advantages_T, sampled.place(turns.repeat(returns_U, len(sampled))))
+    advantages_S, returns_S = (turns.repeat(each_U.float(), len(sampled)) for each_U in (advantages_U, returns_U))
+    return Advantages(sampled.place(advantages_S), sampled.place(returns_S))
 
 
 ADVANTAGE_ESTIMATORS: Mapping[str, AdvantageEstimator] = {
@@ -179,13 +180,13 @@ ADVANTAGE_ESTIMATORS: Mapping[str, AdvantageEstimator] = {
 # ---------------------------------------------------------------------------------------------------------------- parts
 
 
-def discounts(batch: DataProto, sampled: SampledTokens, config: AlgorithmConfig) -> torch.Tensor:
-    """float32 ``S``: the factor on whatever the next sampled token of the sequence brings; 0 at the last one."""
-    discounts_S = torch.full((len(sampled),), config.gamma)
-    if config.gamma_turn != 1.0:
-        discounts_S[Turns.of(batch, sampled).before_S] *= config.gamma_turn
-    discounts_S[sampled.last_S] = 0.0
-    return discounts_S
+def discounts(batch: DataProto, sampled: SampledTokens, config: AlgorithmConfig) -> Decay:
+    """The factor on whatever the next sampled token of the sequence brings; 0 at the last one."""
+    if config.gamma_turn == 1.0:
+        return Decay(config.gamma, sampled.last_R, torch.zeros(len(sampled.last_R)))
+    turns = Turns.of(batch, sampled)
+    factors_U = torch.where(turns.is_last_U, 0.0, config.gamma * config.gamma_turn).double()
+    return Decay(config.gamma, turns.last_S(len(sampled)), factors_U)
 
 
 def discounted_returns(rewards_T: torch.Tensor, batch: DataProto, config: AlgorithmConfig) -> torch.Tensor:
@@ -195,13 +196,14 @@ def discounted_returns(rewards_T: torch.Tensor, batch: DataProto, config: Algori
     return sampled.place(_returns(sampled.take(rewards_T), batch, sampled, config))
 
 
-def gae_advantages(
-    rewards_S: torch.Tensor, values_S: torch.Tensor, discounts_S: torch.Tensor, lam: float
-) -> torch.Tensor:
+def gae_advantages(rewards_S: torch.Tensor, values_S: torch.Tensor, discount: Decay, lam: float) -> torch.Tensor:
     """``S``: ``A[s] = r[s] + g[s] V[s + 1] - V[s] + g[s] lam A[s + 1]``, not whitened; ``g`` from `discounts`."""
-    deltas_S = rewards_S - values_S
-    deltas_S[:-1].addcmul_(discounts_S[:-1], values_S[1:])
-    return suffix_sums(deltas_S, discounts_S * lam)
+    deltas_S = torch.from_numpy(rewards_S.numpy() - values_S.numpy())
+    deltas_S[:-1].add_(values_S[1:], alpha=discount.common)
+    odd_O = torch.from_numpy(discount.odd_O)
+    after_O = values_S[(odd_O + 1).clamp(max=len(values_S) - 1)]  # the last one ends a sequence and counts 0 times
+    deltas_S[odd_O] = rewards_S[odd_O] - values_S[odd_O] + discount.factors_O.float() * after_O
+    return suffix_sums(deltas_S, discount.times(lam))
 
 
 def whiten(values_S: torch.Tensor) -> torch.Tensor:
@@ -209,10 +211,10 @@ def whiten(values_S: torch.Tensor) -> torch.Tensor:
     if len(values_S) < 2:
         return torch.zeros_like(values_S)
     mean = values_S.mean(dtype=torch.float64)
-    centred_S = values_S - mean.to(values_S.dtype)
+    centred_S = torch.from_numpy(values_S.numpy() - mean.to(values_S.dtype).numpy())
     # float32 sums over millions of tokens would be off by a thousandth.
     scale = torch.linalg.vector_norm(centred_S, dtype=torch.float64) / (len(values_S) - 1) ** 0.5
-    if scale <= 1e-6 * mean.abs():
+    if scale <= 1e-6 * mean.abs():  # nothing but rounding
         return torch.zeros_like(values_S)
     return centred_S.div_((scale + 1e-8).to(values_S.dtype))
 
@@ -234,5 +236,6 @@ def _step_groups(batch: DataProto, sampled: SampledTokens, turns: Turns, returns
     """Statistics of the turns' returns among the turns of one group that answer the same observation."""
     assert batch.anchor_ids_T is not None
     # Both are hashes, so that an odd multiple of one plus the other is as good as the pair.
-    keys_U = 3 * batch.group_ids_B[turns.sequence_U] + sampled.take(batch.anchor_ids_T)[turns.starts_U]
+    anchors_U = batch.anchor_ids_T[sampled.positions_S[turns.starts_U.numpy()]]
+    keys_U = 3 * batch.group_ids_B[turns.sequence_U] + anchors_U
     return GroupStatistics.of_scores(returns_U, keys_U, torch.ones(len(keys_U), dtype=torch.bool))

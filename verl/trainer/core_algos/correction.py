@@ -26,8 +26,7 @@ def apply_rollout_weights(batch: DataProto, *, threshold: float, level: str) -> 
     sampled = SampledTokens.of(batch)
     log_ratio_S = (sampled.take(batch.old_log_probs_T) - sampled.take(batch.rollout_log_probs_T)).double()
     if level == "sequence":
-        sums_B = torch.zeros(len(batch), dtype=torch.float64).index_add_(0, sampled.sequence_S, log_ratio_S)
-        log_ratio_S = sampled.repeat(sums_B)
+        log_ratio_S = sampled.repeat(sampled.sums(log_ratio_S))
     ratio_S = log_ratio_S.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     weights_S = ratio_S.clamp(max=threshold)
     weighted = batch.replace(advantages_T=sampled.place(sampled.take(batch.advantages_T) * weights_S))

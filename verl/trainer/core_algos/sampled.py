@@ -1,14 +1,15 @@
 """The sampled tokens of a flat batch, and getting to them and back.
 
-Axes: ``T`` tokens, ``B`` sequences, ``S`` sampled tokens in order, ``U`` turns: runs of sampled tokens of one message.
+Axes: ``T`` tokens, ``B`` sequences, ``S`` sampled tokens in order, ``U`` turns: runs of sampled tokens of one message,
+``R`` sequences that have any.
 On the CPU, where the driver keeps its batches. NumPy looks tokens up there: finding and placing the sampled ones among
-8 million takes it a third of torch's time.
+8 million takes it a third of torch's time. It also makes the large arrays: on large pages, where a fresh tensor costs a
+page fault for every 4 KiB.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -41,14 +42,25 @@ class SampledTokens:
         return np.diff(self.bounds_B1)
 
     @property
-    def last_S(self) -> torch.Tensor:
-        """int64: for each sequence that has sampled tokens, which of ``S`` is its last."""
-        return torch.from_numpy(self.bounds_B1[1:][self.counts_B > 0] - 1)
+    def sequences_R(self) -> np.ndarray:
+        """int64: the sequences that have sampled tokens, rising."""
+        return np.flatnonzero(self.counts_B)
 
-    @cached_property
-    def sequence_S(self) -> torch.Tensor:
-        """int64: the sequence of each sampled token."""
-        return torch.from_numpy(np.repeat(np.arange(len(self.counts_B)), self.counts_B))
+    @property
+    def first_R(self) -> np.ndarray:
+        """int64: which of ``S`` is the first of each of `sequences_R`."""
+        return self.bounds_B1[self.sequences_R]
+
+    @property
+    def last_R(self) -> np.ndarray:
+        """int64: which of ``S`` is the last of each of `sequences_R`."""
+        return self.bounds_B1[self.sequences_R + 1] - 1
+
+    def sums(self, values_S: torch.Tensor) -> torch.Tensor:
+        """float64 ``B``: the sum over each sequence's sampled tokens."""
+        sums_B = torch.zeros(len(self.counts_B), dtype=torch.float64)
+        sums_B[self.sequences_R] = _sums_from(values_S, self.first_R)
+        return sums_B
 
     def take(self, values_T: torch.Tensor) -> torch.Tensor:
         """``S``: the values at sampled tokens, in their own type."""
@@ -81,28 +93,31 @@ class Turns:
         """Raises `ValueError` for a batch that does not say which message a token belongs to."""
         if batch.message_ids_T is None:
             raise ValueError("turns need message_ids_T in the batch")
-        message_S, sequence_S = sampled.take(batch.message_ids_T), sampled.sequence_S
-        begins_S = torch.ones(len(sampled), dtype=torch.bool)
-        begins_S[1:] = (message_S[1:] != message_S[:-1]) | (sequence_S[1:] != sequence_S[:-1])
-        starts_U = begins_S.nonzero()[:, 0]
-        sequence_U = sequence_S[starts_U]
-        is_last_U = torch.ones(len(starts_U), dtype=torch.bool)
-        is_last_U[:-1] = sequence_U[1:] != sequence_U[:-1]
-        return cls(starts_U, sequence_U, is_last_U)
+        message_S = sampled.take(batch.message_ids_T).numpy()
+        begins_S = np.zeros(len(sampled), dtype=bool)
+        begins_S[1:] = message_S[1:] != message_S[:-1]
+        begins_S[sampled.first_R] = True
+        starts_U = np.flatnonzero(begins_S)
+        sequence_U = np.searchsorted(sampled.bounds_B1, starts_U, side="right") - 1
+        is_last_U = np.diff(sequence_U, append=-1) != 0
+        return cls(*map(torch.from_numpy, (starts_U, sequence_U, is_last_U)))
 
-    @property
-    def before_S(self) -> torch.Tensor:
-        """int64: which of ``S`` are a turn's last token that another turn of the sequence follows."""
-        follows_U = ~self.is_last_U[:-1]
-        return self.starts_U[1:][follows_U] - 1
+    def last_S(self, num_sampled: int) -> np.ndarray:
+        """int64: which of ``S`` is each turn's last token."""
+        return np.append(self.starts_U.numpy()[1:], num_sampled)[: len(self.starts_U)] - 1
 
     def sums(self, values_S: torch.Tensor) -> torch.Tensor:
         """float64 ``U``: the sum over each turn's tokens."""
-        if not len(self.starts_U):
-            return torch.zeros(0, dtype=torch.float64)
-        return torch.from_numpy(np.add.reduceat(values_S.double().numpy(), self.starts_U.numpy()))
+        return _sums_from(values_S, self.starts_U.numpy())
 
     def repeat(self, values_U: torch.Tensor, num_sampled: int) -> torch.Tensor:
         """``S``: each turn's value at all of its tokens."""
         lengths_U = np.diff(self.starts_U.numpy(), append=num_sampled)
         return torch.from_numpy(np.repeat(values_U.numpy(), lengths_U))
+
+
+def _sums_from(values_S: torch.Tensor, starts: np.ndarray) -> torch.Tensor:
+    """float64: the sums of the values from each of the rising ``starts`` to the next one, and to the end."""
+    if not len(starts):
+        return torch.zeros(0, dtype=torch.float64)
+    return torch.from_numpy(np.add.reduceat(values_S.numpy(), starts, dtype=np.float64))

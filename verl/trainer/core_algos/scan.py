@@ -1,9 +1,12 @@
 """Discounted sums from the end, over many sequences laid end to end at once.
 
-Axes: ``S`` places, ``N`` blocks of ``L`` = `BLOCK` places each, ``O`` blocks that hold a decay unlike the others.
+Axes: ``S`` places, ``O`` those of them that hold a decay unlike the others, ``N`` blocks of ``L`` = `BLOCK` places
+each, ``M`` blocks with such places.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -12,8 +15,23 @@ BLOCK = 32
 """Places that one row of a matrix product covers; 16 to 64 take about the same time."""
 
 
-def suffix_sums(values_S: torch.Tensor, decay_S: torch.Tensor) -> torch.Tensor:
-    """``y[s] = values[s] + decay[s] * y[s + 1]``, in the type of ``values_S``; a decay of 0 ends a sequence.
+@dataclass(frozen=True, eq=False)
+class Decay:
+    """The factor at each of ``S`` places on what the next place brings: one and the same but at a few places."""
+
+    common: float
+    odd_O: np.ndarray
+    """int64, rising: the places with another factor, such as the ends of sequences and turns."""
+    factors_O: torch.Tensor
+    """float64: theirs; 0 ends a sequence."""
+
+    def times(self, factor: float) -> Decay:
+        """Each factor times ``factor``."""
+        return Decay(self.common * factor, self.odd_O, self.factors_O * factor)
+
+
+def suffix_sums(values_S: torch.Tensor, decay: Decay) -> torch.Tensor:
+    """``y[s] = values[s] + decay[s] * y[s + 1]``, in the type of ``values_S``.
 
     A blocked scan (Blelloch 1990, "Prefix sums and their applications"): every block alone, then the same for the sums
     that blocks hand to those before them, then both together. No loop is longer than `BLOCK`. Nothing is ever divided
@@ -21,43 +39,54 @@ def suffix_sums(values_S: torch.Tensor, decay_S: torch.Tensor) -> torch.Tensor:
     """
     if len(values_S) <= 1:
         return values_S.clone()
-    num_blocks = -(-len(values_S) // BLOCK)
-    values_NL, decay_NL = _blocks(values_S, num_blocks), _blocks(decay_S.to(values_S.dtype), num_blocks)
-    # Nearly all places have the same decay. Ends of turns and sequences, the exceptions, have a smaller one.
-    common = decay_NL.max()
-    odd_O = torch.from_numpy(np.unique(np.flatnonzero((decay_NL != common).numpy()) // BLOCK))
-    sums_NL = values_NL @ _powers_below_diagonal(common)
-    odd_sums_OL, odd_reach_OL = _place_by_place(values_NL[odd_O], decay_NL[odd_O])
-    sums_NL[odd_O] = odd_sums_OL
-    if num_blocks > 1:
-        reach_N = (common**BLOCK).repeat(num_blocks)
-        reach_N[odd_O] = odd_reach_OL[:, 0]
+    values_NL = _blocks(values_S)
+    # By NumPy, which lays large arrays on large pages: page faults of a fresh tensor take longer than the product.
+    sums_NL = torch.from_numpy(values_NL.numpy() @ _powers_below_diagonal(decay.common, values_S.dtype).numpy())
+    # Blocks in which all places have the same decay, nearly all, are done; those that hold others go place by place.
+    odd_blocks_M, decay_ML = _odd_blocks(decay, values_S.dtype)
+    odd_M = torch.from_numpy(odd_blocks_M)
+    odd_sums_ML, odd_reach_ML = _place_by_place(values_NL[odd_M], decay_ML)
+    sums_NL[odd_M] = odd_sums_ML
+    if len(sums_NL) > 1:
         # What comes into a block from behind: the whole sum at the next block's first place.
-        carry_N = suffix_sums(sums_NL[:, 0], reach_N).roll(-1)
+        reach = Decay(decay.common**BLOCK, odd_blocks_M, odd_reach_ML[:, 0].double())
+        carry_N = suffix_sums(sums_NL[:, 0], reach).roll(-1)
         carry_N[-1] = 0.0
-        sums_NL.addr_(carry_N, common ** torch.arange(BLOCK, 0, -1))
-        sums_NL[odd_O] = odd_sums_OL.addcmul_(odd_reach_OL, carry_N[odd_O, None])
+        sums_NL.addr_(carry_N, _powers(decay.common, torch.arange(BLOCK, 0, -1), values_S.dtype))
+        sums_NL[odd_M] = odd_sums_ML.addcmul_(odd_reach_ML, carry_N[odd_M, None])
     return sums_NL.view(-1)[: len(values_S)]
 
 
-def _blocks(values_S: torch.Tensor, num_blocks: int) -> torch.Tensor:
-    short = num_blocks * BLOCK - len(values_S)
+def _blocks(values_S: torch.Tensor) -> torch.Tensor:
+    short = -len(values_S) % BLOCK
     padded_S = torch.cat([values_S, values_S.new_zeros(short)]) if short else values_S.contiguous()
-    return padded_S.view(num_blocks, BLOCK)
+    return padded_S.view(-1, BLOCK)
 
 
-def _powers_below_diagonal(decay: torch.Tensor) -> torch.Tensor:
+def _powers(decay: float, exponents: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return (torch.tensor(decay, dtype=torch.float64) ** exponents).to(dtype)
+
+
+def _powers_below_diagonal(decay: float, dtype: torch.dtype) -> torch.Tensor:
     """``[L, L]``: what place ``i`` adds to place ``j`` of its block, where all places have this decay."""
     steps_L = torch.arange(BLOCK)
     distance_LL = steps_L[:, None] - steps_L
-    return torch.where(distance_LL >= 0, decay ** distance_LL.clamp(min=0), 0.0)
+    return torch.where(distance_LL >= 0, _powers(decay, distance_LL.clamp(min=0), dtype), 0.0)
 
 
-def _place_by_place(values_OL: torch.Tensor, decay_OL: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _odd_blocks(decay: Decay, dtype: torch.dtype) -> tuple[np.ndarray, torch.Tensor]:
+    """Which blocks hold places with a decay of their own, and the decay at all of their places."""
+    odd_M, block_O = np.unique(decay.odd_O // BLOCK, return_inverse=True)
+    decay_ML = torch.full((len(odd_M), BLOCK), decay.common, dtype=dtype)
+    decay_ML[block_O, decay.odd_O % BLOCK] = decay.factors_O.to(dtype)
+    return odd_M, decay_ML
+
+
+def _place_by_place(values_ML: torch.Tensor, decay_ML: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Sums of each block alone, and the factor with which what follows the block reaches each of its places."""
     # Transposed, so that each of the steps reads and writes one stretch of memory.
-    values_LO, decay_LO = values_OL.T.contiguous(), decay_OL.T.contiguous()
+    values_LM, decay_LM = values_ML.T.contiguous(), decay_ML.T.contiguous()
     for place in range(BLOCK - 2, -1, -1):
-        values_LO[place].addcmul_(decay_LO[place], values_LO[place + 1])
-        decay_LO[place].mul_(decay_LO[place + 1])
-    return values_LO.T.contiguous(), decay_LO.T.contiguous()
+        values_LM[place].addcmul_(decay_LM[place], values_LM[place + 1])
+        decay_LM[place].mul_(decay_LM[place + 1])
+    return values_LM.T.contiguous(), decay_LM.T.contiguous()
