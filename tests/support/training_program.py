@@ -5,6 +5,7 @@ Usage: ``python -m support.training_program RANK WORLD PORT MODEL_FOLDER OUT_FOL
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -62,6 +63,10 @@ TRAININGS = {
 }
 
 
+BROKEN = (1e30, math.inf)
+"""Of these the first leaves the loss finite: its gradient is not."""
+
+
 def fixed_batch() -> DataProto:
     """What all trainings train on."""
     batch = random_batch(LENGTHS)
@@ -104,6 +109,20 @@ def train(training: Training, model: str, batch: DataProto, rank: int, world_siz
     }
 
 
+def train_past_a_broken_update(model: str, factor: float, rank: int, world_size: int) -> dict[str, Any]:
+    """An update in which the last rank alone has advantages ``factor`` times as large, then a sound one."""
+    actor, *_ = make_actor(TRAININGS["packed"], model)
+    batch = fixed_batch()
+    share = batch.select(balanced_partition(batch.lengths_B.tolist(), world_size)[rank])
+    sound = share.replace(ref_log_probs_T=share.old_log_probs_T)
+    broken = sound.replace(advantages_T=sound.advantages_T * (factor if rank == world_size - 1 else 1.0))
+    skipped, weights = [], []
+    for each in (broken, sound):
+        skipped.append(actor.update([each], [BatchTotals.of(batch)])["actor/skipped_updates"])
+        weights.append({name: tensor.clone() for name, tensor in actor.state_dict_items()})
+    return {"skipped": skipped, "weights": weights}
+
+
 def _refuse_to_read(*_: object) -> NoReturn:
     raise AssertionError("a rank other than 0 reads the model: eight of them would hold it eight times")
 
@@ -118,6 +137,8 @@ def main(rank: int, world_size: int, port: int, model: str, out: Path) -> None:
     for name, training in TRAININGS.items():
         result = train(training, model, fixed_batch(), rank, world_size)
         torch.save(result, out / f"{name}_{rank}.pt")
+    for factor in BROKEN:
+        torch.save(train_past_a_broken_update(model, factor, rank, world_size), out / f"broken_{factor:g}_{rank}.pt")
     distributed.destroy_process_group()
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from support.models import save_tiny_model, tiny_qwen2
 from support.ranks import run_ranks
-from support.training_program import TEMPERATURE, TRAININGS, UPDATES, fixed_batch, train
+from support.training_program import BROKEN, TEMPERATURE, TRAININGS, UPDATES, fixed_batch, train
 
 from agentgym_rl.errors import ConfigError
 from verl.models.sequence_parallel import check_heads
@@ -119,6 +119,16 @@ def test_log_probs_come_back_to_the_rank_whose_share_they_are(two_ranks, one_ran
         for result, rows in zip(results(two_ranks, name), balanced_partition(lengths, 2), strict=True):
             expected = torch.cat([whole[row] for row in rows])
             assert torch.allclose(result["log_probs"], expected, atol=1e-4), name
+
+
+@pytest.mark.parametrize("factor", BROKEN)
+def test_an_update_that_is_not_finite_on_one_rank_is_skipped_on_all_and_the_next_one_is_made(two_ranks, factor):
+    one, other = results(two_ranks, f"broken_{factor:g}")
+    assert one["skipped"] == other["skipped"] == [1, 0]
+    for weights, other_weights in zip(one["weights"], other["weights"], strict=True):
+        assert all(torch.equal(tensor, other_weights[name]) for name, tensor in weights.items())
+    broken, sound = one["weights"]
+    assert furthest(broken) == 0 and furthest(sound) > 1e-4
 
 
 def test_heads_that_the_ranks_cannot_share_are_refused():
