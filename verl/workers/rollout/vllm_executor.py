@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import multiprocessing
 import os
 import signal
 import sys
 from pathlib import Path
 
+from vllm.distributed.device_communicators.shm_broadcast import ShmRingBuffer
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
@@ -32,13 +34,26 @@ class OwnedGroupExecutor(MultiprocExecutor):
     def _init_executor(self) -> None:
         end_with_parent()
         super()._init_executor()
+        _forget_names()
         self.collective_rpc(_settle)
 
 
 def _settle(worker: object) -> None:
     """In the process of each device, once all are connected: leave nothing behind however this process ends."""
     end_with_parent()
-    # On a CPU they exchange activations through segments that each has mapped by now, so that nobody needs their names.
+    _forget_names()
+
+
+def _forget_names() -> None:
+    """Take away the names of this process's shared memory, which all that use it have mapped by now.
+
+    The kernel then frees it with its last user. vLLM would do so only in a process that ends in order.
+    """
+    for ring in gc.get_objects():
+        if isinstance(ring, ShmRingBuffer) and ring.is_creator:
+            ring.shared_memory.unlink()
+            ring.is_creator = False
+    # On a CPU, activations are exchanged through these.
     if identifier := os.environ.get("VLLM_DIST_IDENT"):
         for segment in _SHARED_MEMORY.glob(f"{identifier}-*-cpushm_*"):
             segment.unlink(missing_ok=True)
