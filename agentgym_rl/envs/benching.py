@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from agentgym_rl.client.connection import Connection
-from agentgym_rl.envs.base import Environment
+from agentgym_rl.envs.base import Environment, StepResult
 from agentgym_rl.envs.checking import child_processes, random_actions, score_of
 from agentgym_rl.envs.registry import EnvSpec
 from agentgym_rl.errors import EnvServerError
@@ -215,14 +215,13 @@ def _policy_score(
     scores, lengths = [], []
     for item in items:
         environment.reset(item)
-        rewards: list[float] = []
+        results: list[StepResult] = []
         for action in policy(environment, item):
-            result = environment.step(action)
-            rewards.append(result.reward)
+            results.append(environment.step(action))
             # An expert may need more steps than others get.
-            if result.done or (name != "expert" and len(rewards) >= steps):
+            if results[-1].done or (name != "expert" and len(results) >= steps):
                 break
-        scores.append(score_of(spec, rewards))
-        lengths.append(len(rewards))
+        scores.append(score_of(spec, results))
+        lengths.append(len(results))
     reached = sum(score >= spec.success_score - 1e-6 for score in scores)
     return PolicyScore(name, len(items), sum(scores) / len(items), reached / len(items), sum(lengths) / len(items))

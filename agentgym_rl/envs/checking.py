@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 from agentgym_rl.client.connection import Connection
 from agentgym_rl.envs.base import Environment, InvalidCall, ResetResult
@@ -75,6 +76,8 @@ class Moment:
     observation: str
     reward: float
     done: bool
+    score: float | None = None
+    """Of the episode so far, from an environment whose steps tell it."""
 
 
 def check_environment(spec: EnvSpec, items: Sequence[int], *, steps: int = 20) -> Iterator[CheckResult]:
@@ -181,7 +184,7 @@ class _Checker:
             for item in self._items:
                 environment.reset(item)
                 episode = [moment for _, moment in self._best_episode(environment, item)]
-                scores.append(score_of(self._spec, [moment.reward for moment in episode]))
+                scores.append(score_of(self._spec, episode))
                 if not scores[-1] <= self._spec.max_score + 1e-6:
                     raise _Difference(f"item {item}: score {scores[-1]:g} is above max_score={self._spec.max_score:g}")
         if self._spec.expert is None:
@@ -331,11 +334,13 @@ class _Checker:
                 client.reset(self._items[number % len(self._items)])
 
 
-def score_of(spec: EnvSpec, rewards: Sequence[float]) -> float:
-    """The score of an episode from the rewards that its steps reported."""
-    if not rewards:
+def score_of(spec: EnvSpec, steps: Sequence[Any]) -> float:
+    """The score of an episode from what its steps returned: the ``score`` that the last one tells, if it does."""
+    if not steps:
         return 0.0
-    return rewards[-1] if spec.reward_is_cumulative else math.fsum(rewards)
+    if (told := getattr(steps[-1], "score", None)) is not None:
+        return float(told)
+    return float(steps[-1].reward) if spec.reward_is_cumulative else math.fsum(step.reward for step in steps)
 
 
 def _step(environment: Environment, action: str) -> Moment:
@@ -346,7 +351,7 @@ def _step(environment: Environment, action: str) -> Moment:
         raise _Difference(
             f"{name}.step({_shown(action)}) must return a StepResult with a finite reward, not {result!r}"
         )
-    return Moment(result.observation, reward, result.done)
+    return Moment(result.observation, reward, result.done, getattr(result, "score", None))
 
 
 def _expect_equal(where: str, seen: object, expected: object) -> None:

@@ -307,9 +307,79 @@ def bench_webarena(options: Options) -> list[Target]:
     return []
 
 
+def bench_sciworld(options: Options) -> list[Target]:
+    """Steps of gold actions over HTTP against those of the bare package; how long a session takes to begin."""
+    from agentgym_rl.client.connection import Connection
+    from agentgym_rl.envs.sciworld.environment import SciWorld
+
+    environment = SciWorld()
+    try:
+        episodes = []
+        for item in _SCIWORLD_ITEMS:
+            start = environment.reset(item)
+            episodes.append((item, start.task_name, start.var_num, environment.gold_actions()))
+    finally:
+        environment.close()
+    with served("sciworld") as (url, _):
+        connection = Connection(url, timeout_s=300, max_retries=0)
+        handle = connection.post("create", {}).content["id"]
+        times = []
+        for _ in range(3):  # the other places of the first session's simulator
+            began = time.perf_counter()
+            connection.post("create", {})
+            times.append(time.perf_counter() - began)
+
+        def play_served(item: int, task: str, variation: int, actions: list[str]) -> int:
+            connection.post("reset", {"id": handle, "data_idx": item})
+            for number, action in enumerate(actions, start=1):
+                if connection.post("step", {"id": handle, "action": action}).content["done"]:
+                    return number
+            return len(actions)
+
+        ours = max(_steps_per_s(episodes, play_served) for _ in range(ROUNDS))
+        connection.close()
+    bare = _bare_sciworld(episodes)
+    print(f"SciWorld, one session: {ours:.1f} steps/s over HTTP, resets included; the bare package {bare:.1f}")
+    return [
+        Target("SciWorld steps/s over HTTP over those of the bare package", ours / bare, 1),
+        Target("SciWorld: ms to begin a session from the pool, slowest of 3", 1000 * max(times), 100, at_least=False),
+    ]
+
+
+_SCIWORLD_ITEMS = (1396, 2936, 3836, 4136, 4168, 4615)
+_Episode = tuple[int, str, int, list[str]]
+
+
+def _steps_per_s(episodes: list[_Episode], play: Callable[[int, str, int, list[str]], int]) -> float:
+    began = time.perf_counter()
+    steps = sum(play(*episode) for episode in episodes)
+    return steps / (time.perf_counter() - began)
+
+
+def _bare_sciworld(episodes: list[_Episode]) -> float:
+    """Steps per second of the package's own environment, in this process."""
+    from scienceworld import ScienceWorldEnv
+
+    bare = ScienceWorldEnv()
+
+    def play(item: int, task: str, variation: int, actions: list[str]) -> int:
+        bare.load(task, variation)
+        bare.reset()
+        for number, action in enumerate(actions, start=1):
+            if bare.step(action)[2]:
+                return number
+        return len(actions)
+
+    try:
+        return max(_steps_per_s(episodes, play) for _ in range(ROUNDS))
+    finally:
+        bare.close()
+
+
 BENCHES: dict[str, Callable[[Options], list[Target]]] = {
     "textcraft": bench_textcraft,
     "babyai": bench_babyai,
+    "sciworld": bench_sciworld,
     "webarena": bench_webarena,
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ from support.dialect_b import QUIZ_SPEC, Quiz
 from agentgym_rl.cli import main
 from agentgym_rl.envs import registry
 from agentgym_rl.envs.base import InvalidCall, ResetResult, StepResult
-from agentgym_rl.envs.checking import Verdict, check_environment, sample_items
+from agentgym_rl.envs.checking import Verdict, check_environment, sample_items, score_of
 from agentgym_rl.envs.registry import EnvSpec
 
 pytestmark = pytest.mark.server
@@ -187,3 +187,15 @@ def test_a_refused_step_before_the_end_is_reported_where_it_arises() -> None:
             raise InvalidCall("not today")
 
     assert "InvalidCall: not today" in failures(spec_of(Refusing))["determinism by index"]
+
+
+@dataclass(frozen=True, slots=True)
+class CountedStep(StepResult):
+    score: int
+
+
+def test_the_score_that_steps_tell_is_that_of_the_episode() -> None:
+    """An episode may begin above 0, so that its rewards do not add up to it."""
+    assert score_of(QUIZ_SPEC, [CountedStep("seen", 0, False, score=20), CountedStep("seen", 5, True, score=25)]) == 25
+    assert score_of(QUIZ_SPEC, [StepResult("seen", 0.5, False), StepResult("seen", 0.25, True)]) == 0.75
+    assert score_of(QUIZ_SPEC, []) == 0
