@@ -30,7 +30,7 @@ Record = list[tuple[list[int], Generation]]
 
 
 def start_vllm(folder: Path, *, num_devices: int = 1, **options: int) -> Engine:
-    """A vLLM engine with the model in ``folder``, over so many processes; skips the test where vLLM is not installed."""
+    """A vLLM engine with the model in ``folder``, over so many processes; skips the test without vLLM."""
     pytest.importorskip("vllm")
     prepare_vllm("cpu")
     from verl.workers.rollout.vllm_engine import VLLMEngine, VLLMPlace
