@@ -28,6 +28,7 @@ from verl.single_controller.signals import Terminated
 from verl.trainer.ppo import PPOTrainer, run_ppo
 from verl.utils.checkpoint import CheckpointError
 from verl.utils.tracking import read_metrics
+from verl.workers.rollout import worker as rollout_worker
 
 pytestmark = pytest.mark.server
 
@@ -173,6 +174,7 @@ def test_sigterm_in_any_phase_of_a_step_saves_the_last_finished_one(
         return original(trainer, *arguments)
 
     monkeypatch.setattr(PPOTrainer, phase, asked_to_end)
+    monkeypatch.setattr(rollout_worker, "_INTERRUPT_INTERVAL_S", 1e-3)  # else a short rollout is over before it looks
     save_freq = 1 if phase == "save" else 9
     with pytest.raises(Terminated, match=f"terminated after step {saved}; .*global_step_{saved}$"):
         train("trainer.total_training_steps=3", "trainer.test_freq=1", f"trainer.save_freq={save_freq}")
