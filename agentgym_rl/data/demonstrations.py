@@ -39,6 +39,8 @@ def _demonstration(
         result = environment.step(action)
         messages.append(Message(Role.USER, result.observation))
         done = result.done
+        if done:
+            break
     if not done:
         raise EnvError(f"{item.item_id}: the expert did not end the episode")
     # What the environment says after the end is read by no turn.

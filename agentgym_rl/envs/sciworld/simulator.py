@@ -1,7 +1,7 @@
 """The simulator's Java processes: how they start, are shared and end.
 
 A process holds several worlds. One call at a time enters it, since they share state: a counter of things and a
-generator of random numbers. Each step sets both to what its own world has, and shows what it would show alone.
+generator of random numbers. Each call sets both to what its own world has, and tells what it would tell alone.
 
 A process ends with the Python process that started it, however that ends: Java reads a pipe that then breaks.
 """
@@ -133,8 +133,7 @@ class Simulator:
         """The world whose count of things the simulator has now."""
         try:
             self._counter = self.run("finding its counter", lambda java: _singleton(java.util, "UniqueIdentifier"))
-            self.dice = self.run("finding its dice", lambda java: _singleton(java.scala.util, "Random"))
-            """The simulator's source of random numbers."""
+            self._dice = self.run("finding its dice", lambda java: _singleton(java.scala.util, "Random"))
             self._idle += [self._new_world() for _ in range(worlds_ahead)]
         except SimulatorError:
             self.close()
@@ -176,8 +175,9 @@ class Simulator:
             except (Py4JError, OSError) as error:
                 raise SimulatorError(self._why_no_answer(what, error)) from None
 
-    def enter(self, world: World) -> None:
-        """Let ``world`` go on with its own count of things; called within `run`."""
+    def enter(self, world: World, seed: int) -> None:
+        """Let ``world`` go on with its own count of things and dice of that seed; called within `run`."""
+        self._dice.setSeed(seed)
         if self._entered is not world:
             if self._entered is not None:
                 self._entered.things = self._counter.count()
@@ -209,37 +209,36 @@ class World:
 
     def call(self, method: str, *arguments: Any) -> Any:
         """What the simulator's ``method`` returns; raises `SimulatorError`."""
-        return self.simulator.run(method, lambda java: getattr(self._java, method)(*arguments))
+        return self._run(method, lambda java: getattr(self._java, method)(*arguments))
 
     def load(self, task_name: str, variation: int, *, gold: bool = False) -> None:
         """Make the world of a task anew; ``gold`` also searches the actions that complete it."""
-
-        def work(java: Any) -> None:
-            self.simulator.enter(self)  # what loading sets the count to is then this world's
-            self._java.load(task_name, variation, _NO_SIMPLIFICATIONS, gold)
-
-        self.simulator.run("load", work)
         self._variation, self._steps = variation, 0
+        self.call("load", task_name, variation, _NO_SIMPLIFICATIONS, gold)
 
     def step(self, action: str) -> tuple[str, float, bool, int]:
         """Execute an action: what is seen, the score so far (-1..1), whether the task has ended, and the moves made."""
-        world, seed = self._java, _seed(self._variation, self._steps)
-
-        def work(java: Any) -> tuple[str, float, bool, int]:
-            self.simulator.enter(self)
-            self.simulator.dice.setSeed(seed)
-            return world.step(action), world.getScore(), world.getCompleted(), world.getNumMoves()
-
-        outcome: tuple[str, float, bool, int] = self.simulator.run("step", work)
+        world = self._java
+        outcome: tuple[str, float, bool, int] = self._run(
+            "step", lambda java: (world.step(action), world.getScore(), world.getCompleted(), world.getNumMoves())
+        )
         self._steps += 1
         return outcome
 
     def texts(self, method: str) -> list[str]:
         """The texts that ``method`` lists, fetched at once instead of one by one."""
-        joined = self.simulator.run(
-            method, lambda java: java.java.lang.String.join("\n", getattr(self._java, method)())
-        )
+        joined = self._run(method, lambda java: java.java.lang.String.join("\n", getattr(self._java, method)()))
         return joined.split("\n") if joined else []
+
+    def _run(self, what: str, work: Callable[[Any], Any]) -> Any:
+        """Run ``work`` with this world's count of things, and with dice that only its variation and steps decide."""
+        seed = _seed(self._variation, self._steps)
+
+        def in_this_world(java: Any) -> Any:
+            self.simulator.enter(self, seed)
+            return work(java)
+
+        return self.simulator.run(what, in_this_world)
 
     def object_tree(self) -> Any:
         """All things in the world and what they hold, nested; the simulator hands it over in a file."""

@@ -38,6 +38,12 @@ def test_only_the_experts_turns_are_trained_on():
     assert conversation.messages[-1].role == Role.ASSISTANT
 
 
+def test_actions_that_an_expert_names_beyond_the_end_are_left_out():
+    spec = get_spec("textcraft")
+    talkative = dataclasses.replace(spec, expert=lambda environment: [*spec.expert(environment), "inventory"])
+    assert demonstrate(ITEMS, talkative, "act") == demonstrate(ITEMS, spec, "act")
+
+
 def test_an_environment_without_expert_is_refused_and_a_failing_one_named():
     spec = get_spec("textcraft")
     with pytest.raises(ConfigError, match="'textcraft' has no expert"):

@@ -79,6 +79,16 @@ def test_two_worlds_of_one_process_played_in_turn_show_what_each_shows_alone(wor
     assert together == alone
 
 
+def test_a_list_of_actions_names_the_same_things_however_often_it_is_made(world: SciWorld, other: SciWorld) -> None:
+    """Where several things have the same name, the simulator draws by which words each is called."""
+    lists = []
+    for environment in (world, other, world):
+        environment.reset(2319)
+        environment.step("look around")
+        lists.append(environment.available_actions())
+    assert lists[0] == lists[1] == lists[2]
+
+
 def test_the_expert_finds_actions_that_complete_the_task(world: SciWorld) -> None:
     world.reset(SHORT["item"])
     assert world.gold_actions()[: len(SHORT["actions"])] == SHORT["actions"]
