@@ -28,11 +28,12 @@ class Episodes:
 class PlainLoop:
     """GRPO on the letters, with one update a step."""
 
-    def __init__(self, model_folder: Path, *, lr: float) -> None:
+    def __init__(self, model_folder: Path, *, lr: float, entropy_coeff: float = 0.0) -> None:
         self._tokenizer = AutoTokenizer.from_pretrained(model_folder)
         self._model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
         self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=lr, weight_decay=0.01, fused=True)
         self._answers = torch.tensor(answer_positions(self._tokenizer))
+        self._entropy_coeff = entropy_coeff
 
     def step(self, items: Sequence[int], n: int) -> float:
         """Train on ``n`` episodes of each item; returns their mean score."""
@@ -57,15 +58,18 @@ class PlainLoop:
         return Episodes(scripts_BT, scores_B)
 
     def update(self, episodes: Episodes, n: int) -> None:
-        """One step of AdamW on the policy gradient of group advantages."""
-        groups = episodes.scores_B.view(-1, n)
-        advantages_B = ((groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-6)).view(-1, 1)
+        """One step of AdamW on the policy gradient of group advantages and the entropy."""
+        # In float32 a group of equal scores would get advantages of some hundredths out of rounding.
+        groups = episodes.scores_B.double().view(-1, n)
+        advantages_BN = (groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-6)
+        advantages_B = advantages_BN.float().view(-1, 1)
         ids_BT = episodes.ids_BT.clone()
         hidden = self._model.model(input_ids=ids_BT, use_cache=False).last_hidden_state
         log_p = log_softmax(self._model.lm_head(hidden[:, self._answers - 1]), -1)
         log_probs = log_p.gather(-1, ids_BT[:, self._answers, None])[..., 0]
         ratio = (log_probs - log_probs.detach()).exp()
         loss = -torch.minimum(ratio * advantages_B, ratio.clamp(0.8, 1.2) * advantages_B).mean()
+        loss = loss + self._entropy_coeff * (log_p.exp() * log_p).sum(-1).mean()
         self._optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)

@@ -1,7 +1,11 @@
 """Seconds of a training step of TRL's GRPO on the letters, wall and CPU, as JSON on the last line printed.
 
-TRL gets a rollout function of its own: the plain loop's batched generation (`plain_loop`), so that what is compared is
-the training step around it. One thread, 128 trajectories and one update a step, no logs but its own.
+What is compared is a whole step, generation and update, of the same model on the same task: one thread, 128
+trajectories and one update a step. TRL plays its episodes by a rollout function that generates as TRL does without an
+inference server: transformers' ``generate`` on the trainer's own model, with the trainer's generation config, a turn at
+a time from the whole conversation so far. All conversations have one length, so nothing is padded. Otherwise TRL keeps
+its own defaults. It prints its metrics at each step, where ours writes them and all trajectories to files; it gets no
+log-probs of the sampling, which it only needs beside vLLM.
 
 ``PYTHONPATH=. python scripts/bench/trl_letters.py MODEL_FOLDER``, by an interpreter that has TRL.
 """
@@ -13,15 +17,17 @@ import statistics
 import sys
 import tempfile
 import time
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 from datasets import Dataset
-from plain_loop import PlainLoop
-from transformers import TrainerCallback
+from letters import TURNS, answer_positions, encode, letters_of, pay
+from transformers import PreTrainedTokenizerBase, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
+from trl.models import unwrap_model_for_generation
 
 ITEMS_PER_STEP, GROUP, STEPS = 16, 8, 12
 
@@ -38,30 +44,45 @@ class Clock(TrainerCallback):
         self.cpu_s.append(time.process_time())
 
 
+def roll_out(prompts: list[str], trainer: GRPOTrainer) -> dict[str, Any]:
+    """Episodes as one completion each, of which the answers are the model's; a prompt is the number of an item."""
+    shown = [letters_of(int(prompt)) for prompt in prompts]
+    tokenizer = trainer.processing_class
+    answers = tuple(answer_positions(tokenizer))
+    start = answers[0]
+    ids_BT = torch.tensor([encode(tokenizer, letters[:1]) for letters in shown])
+    scores = [0.0] * len(prompts)
+    with unwrap_model_for_generation(trainer.model_wrapped, trainer.accelerator) as policy, torch.no_grad():
+        for turn in range(TURNS):
+            ids_BT = policy.generate(
+                input_ids=ids_BT,
+                attention_mask=torch.ones_like(ids_BT),
+                generation_config=trainer.generation_config,
+                max_new_tokens=1,
+            )
+            texts = tokenizer.batch_decode(ids_BT[:, -1:], skip_special_tokens=True)
+            scores = [s + pay(letters[turn], text) for s, letters, text in zip(scores, shown, texts, strict=True)]
+            if turn + 1 < TURNS:
+                following = [between(tokenizer, letters[turn + 1], answers) for letters in shown]
+                ids_BT = torch.cat([ids_BT, torch.tensor(following)], 1)
+    mask = [int(position in answers) for position in range(start, ids_BT.shape[1])]
+    return {
+        "prompt_ids": ids_BT[:, :start].tolist(),
+        "completion_ids": ids_BT[:, start:].tolist(),
+        "logprobs": [[0.0] * len(mask) for _ in prompts],
+        "env_mask": [mask for _ in prompts],
+        "score": scores,
+    }
+
+
+@cache
+def between(tokenizer: PreTrainedTokenizerBase, letter: str, answers: tuple[int, ...]) -> list[int]:
+    """What stands between two answers when ``letter`` is shown."""
+    return encode(tokenizer, ["a", "a", letter])[answers[0] + 1 :]
+
+
 def main(model: Path) -> None:
     torch.set_num_threads(1)
-    loop = PlainLoop(model, lr=0.0)
-
-    def roll_out(prompts: list[str], trainer: GRPOTrainer) -> dict[str, Any]:
-        """Episodes as one completion each, of which the answers are the model's."""
-        policy = trainer.accelerator.unwrap_model(trainer.model)
-        policy.eval()
-        loop._model = policy
-        episodes = loop.rollout([int(prompt) for prompt in prompts])
-        policy.train()
-        start = int(loop._answers[0])
-        mask = [0] * (episodes.ids_BT.shape[1] - start)
-        for position in loop._answers.tolist():
-            mask[position - start] = 1
-        ids = episodes.ids_BT.tolist()
-        return {
-            "prompt_ids": [row[:start] for row in ids],
-            "completion_ids": [row[start:] for row in ids],
-            "logprobs": [[0.0] * len(mask) for _ in ids],
-            "env_mask": [mask for _ in ids],
-            "score": episodes.scores_B.tolist(),
-        }
-
     clock = Clock()
     with tempfile.TemporaryDirectory() as out:
         options = GRPOConfig(
@@ -69,7 +90,7 @@ def main(model: Path) -> None:
             per_device_train_batch_size=ITEMS_PER_STEP * GROUP,
             num_generations=GROUP,
             max_steps=STEPS,
-            learning_rate=3e-3,
+            learning_rate=2e-3,
             beta=0.0,
             max_completion_length=64,
             use_cpu=True,

@@ -20,8 +20,8 @@ def policy(num_kv_heads: int = 2, *, sliding_window: int | None = None) -> Polic
 
 
 def test_a_packed_row_equals_its_sequences_run_alone_by_eager_attention():
-    batch = random_batch([5, 17, 3, 40], sampled_share=1.0)
-    packed, _ = policy()(batch)
+    batch = random_batch([5, 17, 17, 3, 3, 3, 40, 17], sampled_share=1.0)
+    packed = policy()(batch)[0]
     model = tiny_qwen2()
     model.set_attn_implementation("eager")
     alone = []
@@ -50,13 +50,13 @@ def test_other_model_families_take_packed_rows(config_class, model_class):
     ids = batch.select([2]).input_ids_T[None]
     log_p = model(input_ids=ids).logits[0].log_softmax(-1)
     model.set_attn_implementation(PACKED_ATTENTION)
-    packed, _ = PolicyModule(model)(batch)
+    packed = PolicyModule(model)(batch)[0]
     assert torch.allclose(packed[-39:], log_p[:-1].gather(-1, ids[0, 1:, None])[:, 0], atol=1e-5)
 
 
 @pytest.mark.parametrize("num_kv_heads", [1, 2, 4])
 def test_gradients_of_a_packed_row_are_the_sum_of_those_alone(num_kv_heads):
-    batch = random_batch([5, 17, 3])
+    batch = random_batch([5, 5, 17, 3, 3])
     module = policy(num_kv_heads)
     module(batch)[0].sum().backward()
     packed = [p.grad.clone() for p in module.parameters()]
@@ -72,13 +72,13 @@ def test_no_mask_is_ever_built(monkeypatch):
     original = torch.nn.functional.scaled_dot_product_attention
 
     def watch(query, *args, attn_mask=None, **kwargs):
-        shapes.append(query.shape[2])
+        shapes.append((query.shape[0], query.shape[2]))
         assert attn_mask is None
         return original(query, *args, attn_mask=attn_mask, **kwargs)
 
     monkeypatch.setattr("verl.models.attention.scaled_dot_product_attention", watch)
-    policy()(random_batch([30, 30]))
-    assert shapes == [30, 30] * 2
+    policy()(random_batch([30, 30, 20]))
+    assert shapes == [(2, 30), (1, 20)] * 2
 
 
 def test_a_sliding_window_hides_what_lies_further_back():
