@@ -278,7 +278,9 @@ class Run:
     def seconds_to_learn(self) -> tuple[float, float]:
         """Training time for these steps, by the wall and of the CPU."""
         steps = self.steps_to_learn
-        return (sum(self.ours.wall_s[:steps]), sum(self.ours.cpu_s[:steps])) if steps else (float("inf"),) * 2
+        if steps is None:
+            return float("inf"), float("inf")
+        return sum(self.ours.wall_s[:steps]), sum(self.ours.cpu_s[:steps])
 
 
 def small(trl_python: str | None) -> Iterable[Row]:
