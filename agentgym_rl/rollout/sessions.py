@@ -23,8 +23,8 @@ logger = logging.getLogger(__name__)
 
 _CLOSE_WAIT_S = 10.0
 """Longest wait for the sessions of a rollout to close; what takes longer goes on in its own thread."""
-_HANG_WAIT_S = 1.0
-"""The same for sessions that are in the middle of a call."""
+_HANG_WAIT_S = 4.0
+"""The same for sessions that are in the middle of a call: a busy machine takes seconds to answer many at once."""
 _FULL_PAUSE_S = 1.0
 """Seconds before a full server is asked again: it may have told us at once to come back much later."""
 _T = TypeVar("_T")
