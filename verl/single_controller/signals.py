@@ -23,8 +23,12 @@ class StopRequest:
 
 
 @contextmanager
-def stop_on_sigterm(on_request: Callable[[], object]) -> Iterator[StopRequest]:
-    """Within, the first SIGTERM is noted and calls ``on_request``; a second one is handled as on entering.
+def stop_on_sigterm(on_request: Callable[[], object], *, saying: str) -> Iterator[StopRequest]:
+    """Within, the first SIGTERM is noted, calls ``on_request`` and prints ``saying``; a second one is handled as on
+    entering.
+
+    An exception from a signal's handler may strike between any two steps, such as the start of a session's thread and
+    the note that it exists; a request is heeded where nothing is half done.
 
     Only the main thread receives signals; in another one nothing is changed.
     """
@@ -37,7 +41,7 @@ def stop_on_sigterm(on_request: Callable[[], object]) -> Iterator[StopRequest]:
     def note(number: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGTERM, previous)
         request.is_made = True
-        print("SIGTERM: saving the last finished step; a second SIGTERM ends the run at once", flush=True)
+        print(f"SIGTERM: {saying}; a second SIGTERM ends the run at once", flush=True)
         on_request()
 
     signal.signal(signal.SIGTERM, note)

@@ -15,7 +15,8 @@ from agentgym_rl.rollout.collector import RolloutRequest, TokenLimits, check_fai
 from agentgym_rl.rollout.log import read_trajectories
 from agentgym_rl.types import Item, SamplingParams
 from verl.config import GenerationConfig
-from verl.single_controller.base import WorkerGroup, WorkerSpec
+from verl.single_controller.base import Interrupted, WorkerGroup, WorkerSpec
+from verl.single_controller.signals import Terminated, stop_on_sigterm
 from verl.single_controller.start import start_workers
 from verl.trainer.plan import describe_machine, resolve_threads
 from verl.trainer.rollouts import generate, make_requests
@@ -90,7 +91,11 @@ def _sample(config: GenerationConfig, workers: WorkerGroup, requests: Sequence[R
         max_failed_fraction=rollout.max_failed_fraction,
         only_faults=True,
     )
-    faults = generate(workers, requests, order).trajectories
+    try:
+        with stop_on_sigterm(workers.interrupt, saying="giving up what is in flight"):
+            faults = generate(workers, requests, order).trajectories
+    except Interrupted:
+        raise Terminated("terminated; the same command goes on from the results that are there") from None
     check_failures(faults, rollout.max_failed_fraction, total=len(requests))
 
 

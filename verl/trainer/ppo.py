@@ -86,7 +86,7 @@ class PPOTrainer:
         After SIGTERM it saves the last finished step and raises `Terminated`: rollouts are given up, an update is
         finished first.
         """
-        with stop_on_sigterm(self._workers.interrupt) as stop:
+        with stop_on_sigterm(self._workers.interrupt, saying="saving the last finished step") as stop:
             try:
                 self._run_steps(stop)
             except Interrupted:
