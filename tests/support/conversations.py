@@ -167,8 +167,9 @@ def plain_ids(tokenizer: PreTrainedTokenizerFast, text: str, *, behind: str) -> 
         ids: list[int] = tokenizer.encode(behind + part, add_special_tokens=False)[1:]
         return ids
 
-    whole, unknown = encode(text), {tokenizer.unk_token_id}
-    if not (set(tokenizer.added_tokens_decoder) - unknown) & set(whole):
+    # One whose string is not there stands for what the vocabulary lacks.
+    whole, written = encode(text), {id for id, token in tokenizer.added_tokens_decoder.items() if token.content in text}
+    if not written & set(whole):
         return whole
     return [id for letter in text for id in encode(letter)]
 

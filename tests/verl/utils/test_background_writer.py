@@ -89,7 +89,7 @@ def test_a_full_disk_leaves_the_last_complete_checkpoint_and_says_so(writer: Bac
 def test_a_failure_is_told_before_the_next_checkpoint_is_begun(writer: BackgroundWriter, tmp_path: Path) -> None:
     writer.start(begin(tmp_path, 1), [filling_the_disk])
     with pytest.raises(CheckpointError, match=r"step 1 could not be written.*there is no complete one"):
-        writer.start(begin(tmp_path, 2), [])
+        writer.start(SaveOrder(tmp_path, 2), [])
 
 
 def test_a_folder_that_cannot_be_made_is_the_same_error(tmp_path: Path) -> None:

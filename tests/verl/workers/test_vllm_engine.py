@@ -122,6 +122,25 @@ def test_closing_ends_turns_in_flight_and_leaves_nothing_behind(
     assert {kind: names - before[kind] for kind, names in traces(temporary).items()} == {kind: set() for kind in before}
 
 
+def test_names_of_sockets_stay_until_an_answer_has_come_through_each(
+    folder: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    names_at_answers: list[int] = []
+    ask = AsyncLLM.get_supported_tasks
+
+    async def asked(llm: AsyncLLM) -> object:
+        answer = await ask(llm)
+        names_at_answers.append(sum(path.is_socket() for path in temporary.rglob("*")))
+        return answer
+
+    monkeypatch.setattr(AsyncLLM, "get_supported_tasks", asked)
+    start_vllm(folder).close()
+    assert len(names_at_answers) == 1 and names_at_answers[0] >= 2
+
+
 def test_a_killed_engine_process_fails_every_waiting_turn_instead_of_hanging(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -99,22 +99,24 @@ class VLLMEngine(Engine):
         args = _engine_args(model, rollout, place, config, max_model_len, seed)
         self._loop = _LoopThread("vllm-engine")
         try:
-            self._llm = self._start(args)
+            self._start(args)
         except BaseException:
             self._loop.close()
             raise
 
-    def _start(self, args: AsyncEngineArgs) -> AsyncLLM:
+    def _start(self, args: AsyncEngineArgs) -> None:
         # Names of sockets and of a rendezvous file, which nobody needs once all are connected.
         folder = _short_folder()
         try:
             with _environment(_process_environment(self._place, folder)):
-                llm = self._loop.call(_start_llm(args))
+                self._llm = self._loop.call(_start_llm(args))
+            # The engine tells that it is ready by one socket and answers by another, which may connect later: on a busy
+            # machine it found its name gone, and no answer ever came. One answer shows that it is connected.
+            self._control(self._llm.get_supported_tasks())
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         if self._place.device.type == "cuda":
-            self._loop.call(llm.init_weight_transfer_engine(WeightTransferInitRequest({"packed": True})))
-        return llm
+            self._control(self._llm.init_weight_transfer_engine(WeightTransferInitRequest({"packed": True})))
 
     async def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams, *, trajectory_id: str) -> Generation:
         check_request(prompt_ids, sampling, trajectory_id)
