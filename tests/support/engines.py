@@ -14,6 +14,9 @@ from transformers import PreTrainedModel
 
 from agentgym_rl.types import Generation, SamplingParams
 from verl.config import ModelConfig, RolloutConfig
+from verl.protocol import DataProto
+from verl.trainer.core_algos import BatchTotals
+from verl.workers.actor import Actor
 from verl.workers.rollout.engine import Engine
 from verl.workers.rollout.engine_group import EngineGroup
 from verl.workers.rollout.selection import prepare_vllm
@@ -107,3 +110,18 @@ def assert_all_exact(model: PreTrainedModel, records: Sequence[Record], temperat
 def dump_ids(records: Sequence[Record]) -> str:
     """All sampled ids, for a comparison that shows where two differ."""
     return json.dumps([[generation.token_ids for _, generation in record] for record in records])
+
+
+def assert_samples_the_actors_policy_and_update(engine: Engine, actor: Actor) -> None:
+    """The engine's log-probs are the actor's own at a temperature of 0.8; then an update that changes them visibly."""
+    turns = [turn for record in play_all(engine, 6, temperature=0.8) for turn in record]
+    batch = DataProto.from_sequences(
+        [[*sequence, *g.token_ids] for sequence, g in turns],
+        [[0] * len(sequence) + [1] * len(g.token_ids) for sequence, g in turns],
+    )
+    batch = batch.replace(advantages_T=torch.linspace(-1, 1, batch.num_tokens))
+    expected = actor.log_probs(batch)[batch.loss_mask_T]
+    sampled = torch.tensor([log_prob for _, g in turns for log_prob in g.log_probs])
+    torch.testing.assert_close(sampled, expected, atol=1e-4, rtol=0)
+    actor.update([batch], [BatchTotals.of(batch)])
+    assert float((actor.log_probs(batch)[batch.loss_mask_T] - expected).abs().max()) > 0.01

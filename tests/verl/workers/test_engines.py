@@ -16,6 +16,7 @@ from support.engines import (
     STOP,
     assert_all_exact,
     assert_exact,
+    assert_samples_the_actors_policy_and_update,
     dump_ids,
     play,
     play_all,
@@ -28,8 +29,6 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from agentgym_rl.errors import EngineError
 from agentgym_rl.types import FinishReason, Generation, SamplingParams
 from verl.config import ActorConfig, ModelConfig, OptimConfig
-from verl.protocol import DataProto
-from verl.trainer.core_algos import BatchTotals
 from verl.workers.actor import Actor
 from verl.workers.rollout.engine import Engine
 from verl.workers.rollout.hf_engine import HFEngine
@@ -185,17 +184,7 @@ def test_sampled_log_probs_are_the_actors_own_after_each_of_two_updates(engine: 
     )
     engine.load_weights(actor.state_dict_items(), 1)
     for version in (2, 3, 4):
-        turns = [turn for record in play_all(engine, 6, temperature=0.8) for turn in record]
-        batch = DataProto.from_sequences(
-            [[*sequence, *g.token_ids] for sequence, g in turns],
-            [[0] * len(sequence) + [1] * len(g.token_ids) for sequence, g in turns],
-        )
-        batch = batch.replace(advantages_T=torch.linspace(-1, 1, batch.num_tokens))
-        expected = actor.log_probs(batch)[batch.loss_mask_T]
-        sampled = torch.tensor([log_prob for _, g in turns for log_prob in g.log_probs])
-        torch.testing.assert_close(sampled, expected, atol=1e-4, rtol=0)
-        actor.update([batch], [BatchTotals.of(batch)])
-        assert float((actor.log_probs(batch)[batch.loss_mask_T] - expected).abs().max()) > 0.01
+        assert_samples_the_actors_policy_and_update(engine, actor)
         engine.load_weights(actor.state_dict_items(), version)
 
 

@@ -18,15 +18,22 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from support.engines import HIDDEN_SIZE, MAX_MODEL_LEN, MAX_NUM_SEQS, dump_ids, play_all, prompt_ids, start_vllm
+from support.engines import (
+    HIDDEN_SIZE,
+    MAX_MODEL_LEN,
+    MAX_NUM_SEQS,
+    assert_samples_the_actors_policy_and_update,
+    dump_ids,
+    play_all,
+    prompt_ids,
+    start_vllm,
+)
 from support.models import save_tiny_model, tiny_qwen2
 from transformers import AutoModelForCausalLM
 
 from agentgym_rl.errors import ConfigError, EngineError
 from agentgym_rl.types import Generation, SamplingParams
 from verl.config import ActorConfig, ModelConfig, OptimConfig
-from verl.protocol import DataProto
-from verl.trainer.core_algos import BatchTotals
 from verl.workers.actor import Actor
 from verl.workers.rollout.engine import Engine
 from verl.workers.rollout.engine_group import EngineGroup
@@ -98,17 +105,7 @@ def test_sampled_log_probs_are_the_actors_own_after_each_of_two_updates(engine: 
         engine.sleep()
         engine.load_weights(actor.state_dict_items(on_device=True), version)
         engine.wake()
-        turns = [turn for record in play_all(engine, 6, temperature=0.8) for turn in record]
-        batch = DataProto.from_sequences(
-            [[*sequence, *g.token_ids] for sequence, g in turns],
-            [[0] * len(sequence) + [1] * len(g.token_ids) for sequence, g in turns],
-        )
-        batch = batch.replace(advantages_T=torch.linspace(-1, 1, batch.num_tokens))
-        expected = actor.log_probs(batch)[batch.loss_mask_T]
-        sampled = torch.tensor([log_prob for _, g in turns for log_prob in g.log_probs])
-        torch.testing.assert_close(sampled, expected, atol=1e-4, rtol=0)
-        actor.update([batch], [BatchTotals.of(batch)])
-        assert float((actor.log_probs(batch)[batch.loss_mask_T] - expected).abs().max()) > 0.01
+        assert_samples_the_actors_policy_and_update(engine, actor)
 
 
 def test_a_killed_process_of_one_device_ends_the_engine_and_fails_its_turns(folder: Path, engine: Engine) -> None:
