@@ -160,13 +160,14 @@ def _check_hub(name: str) -> None:
 def _hub_problem(name: str) -> str | None:
     """Why the model cannot be had from the hub or its cache on this machine; None when it can."""
     from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HTTPError
 
     log = logging.getLogger("huggingface_hub")
     level = log.level
     log.setLevel(logging.ERROR)  # its lines about each new try would bury ours
     try:
         hf_hub_download(name, "config.json")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, HTTPError) as error:  # the last: of the HTTP library, when a connection breaks
         return str(error).strip().splitlines()[0]
     finally:
         log.setLevel(level)

@@ -111,6 +111,17 @@ def test_what_the_hub_says_against_a_name_is_repeated_in_one_line(hub: Any, offl
     assert "no answer within" not in message
 
 
+def test_a_hub_that_hangs_up_is_one_line_at_once(hub: Any) -> None:
+    with raw_server(lambda path, body, headers: None) as url:
+        hub(url)
+        with pytest.raises(ConfigError) as caught:
+            check_model_path(ModelConfig("owner/name"))
+    message = str(caught.value)
+    assert message.startswith("model.path='owner/name': no such folder, and not found on the hub: ")
+    assert "\n" not in message
+    assert "no answer within" not in message
+
+
 def test_a_name_that_the_hub_knows_passes(hub: Any) -> None:
     commit = "0123456789" * 4
     known = {"X_Repo_Commit": commit, "ETag": f'"{commit}"', "Connection": "close"}
