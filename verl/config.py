@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from agentgym_rl.agent.strategies import Strategy
-from agentgym_rl.client.addresses import parse_addresses
+from agentgym_rl.client.addresses import addresses_by_task
 from agentgym_rl.errors import ConfigError
 from agentgym_rl.rounds import RoundScheduler
 
@@ -36,6 +36,17 @@ def _above(key: str, value: float, minimum: float) -> None:
         raise ConfigError(f"{key}={value!r}: must be above {minimum}")
 
 
+def _names(key: str, value: Any) -> tuple[str, ...]:
+    """One name, or a list of different ones."""
+    names = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list | tuple) else ()
+    if not names or not all(isinstance(name, str) and name for name in names):
+        raise ConfigError(f"{key}={value!r}: must be a name, or a list of names")
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"{key}={list(names)!r}: {twice} stands twice")
+    return names
+
+
 def _check_sampling(branch: str, temperature: float, top_p: float, top_k: int) -> None:
     _at_least(f"{branch}.temperature", temperature, 0)
     if not 0 < top_p <= 1:
@@ -51,10 +62,12 @@ def _check_sampling(branch: str, temperature: float, top_p: float, top_k: int) -
 class AgentGymConfig:
     """Which environment is stepped, and where."""
 
-    task_name: str = "???"
-    """A registered environment: ``textcraft`` or the user's own."""
+    task_name: Any = "???"
+    """A registered environment: ``textcraft`` or the user's own; of several, a list: ``[textcraft,babyai]``."""
     env_addr: Any = "???"
-    """Base URL of the environment server; of several, a list, or with commas between: sessions are spread over them."""
+    """Base URL of the environment server; of several, a list, or with commas between: sessions are spread over them.
+
+    With a list of tasks, a list with an entry for each task in turn, which may itself be a list."""
     timeout: float = 600.0
     """Seconds one trajectory may take (stop reason ``deadline``)."""
     request_timeout: float = 60.0
@@ -75,7 +88,7 @@ class AgentGymConfig:
         _at_least("agentgym.max_retries", self.max_retries, 0)
         _at_least("agentgym.max_concurrency", self.max_concurrency, 1)
         _one_of("agentgym.strategy", self.strategy, tuple(Strategy))
-        if self.env_addr != "???":
+        if self.env_addr not in ("???", ""):
             parse_addresses(self.env_addr)
 
 
@@ -169,10 +182,15 @@ class RefFSDPConfig:
 
 @dataclass
 class DataConfig:
-    train_file: str = "???"
-    """Training items: JSON, JSONL or parquet rows with ``item_id``."""
-    val_file: str | None = None
-    """Items for validation during training; a file, or a folder of category files."""
+    train_file: Any = "???"
+    """Training items: JSON, JSONL or parquet rows with ``item_id``. With several tasks, a list of a file for each task
+    in turn, or one file whose ids name their tasks."""
+    val_file: Any = None
+    """Items for validation during training; a file, or a folder of category files. With several tasks as
+    ``train_file``, and an entry may be null: that task is not validated."""
+    task_weights: list[float] | None = None
+    """Share of each task in every batch, in the order of ``agentgym.task_name``, in any unit; None mixes the tasks by
+    their numbers of items. With weights, an epoch is as many items as all tasks have together."""
     train_batch_size: int = 32
     """Items per training step; each is rolled out ``actor_rollout_ref.rollout.n`` times."""
     max_prompt_length: int = 1024
@@ -187,6 +205,8 @@ class DataConfig:
         _at_least("data.train_batch_size", self.train_batch_size, 1)
         _at_least("data.max_prompt_length", self.max_prompt_length, 1)
         _at_least("data.max_response_length", self.max_response_length, 1)
+        for weight in self.task_weights or ():
+            _above("data.task_weights", weight, 0)
 
 
 LOSS_AGG_MODES = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
@@ -565,7 +585,9 @@ def _check_workers(trainer: TrainerConfig | GenerationTrainerConfig | SFTTrainer
         _at_least("trainer.num_threads", trainer.num_threads, 1)
 
 
-def _check_engine_groups(key: str, rollout: RolloutConfig, trainer: TrainerConfig | GenerationTrainerConfig) -> None:
+def _check_engine_groups(
+    key: str, rollout: RolloutConfig, trainer: TrainerConfig | GenerationTrainerConfig | SFTTrainerConfig
+) -> None:
     """An engine spans devices of one machine."""
     if trainer.n_gpus_per_node % rollout.tensor_model_parallel_size:
         raise ConfigError(
@@ -602,6 +624,23 @@ def _check_length(trainer: TrainerConfig | SFTTrainerConfig) -> None:
         _at_least("trainer.total_training_steps", trainer.total_training_steps, 1)
     for name in trainer.logger:
         _one_of("trainer.logger", name, LOGGERS)
+
+
+def _check_checkpoints(trainer: TrainerConfig | SFTTrainerConfig) -> None:
+    _one_of("trainer.resume_mode", trainer.resume_mode, ("auto", "disable", "resume_path"))
+    for name in ("save_freq", "test_freq"):
+        value = getattr(trainer, name)
+        if value < 1 and value != -1:
+            raise ConfigError(f"trainer.{name}={value!r}: must be at least 1, or -1")
+    if trainer.resume_mode == "resume_path" and not trainer.resume_from_path:
+        raise ConfigError("trainer.resume_mode=resume_path needs trainer.resume_from_path, a folder global_step_<N>")
+    if trainer.resume_mode != "resume_path" and trainer.resume_from_path:
+        raise ConfigError(
+            f"trainer.resume_from_path={trainer.resume_from_path!r} with trainer.resume_mode={trainer.resume_mode}: "
+            "a path is used only with resume_mode=resume_path"
+        )
+    if trainer.max_actor_ckpt_to_keep is not None:
+        _at_least("trainer.max_actor_ckpt_to_keep", trainer.max_actor_ckpt_to_keep, 1)
 
 
 @dataclass
@@ -649,22 +688,7 @@ class TrainerConfig:
         _check_workers(self)
         _check_length(self)
         _at_least("trainer.critic_warmup", self.critic_warmup, 0)
-        _one_of("trainer.resume_mode", self.resume_mode, ("auto", "disable", "resume_path"))
-        for name in ("save_freq", "test_freq"):
-            value = getattr(self, name)
-            if value < 1 and value != -1:
-                raise ConfigError(f"trainer.{name}={value!r}: must be at least 1, or -1")
-        if self.resume_mode == "resume_path" and not self.resume_from_path:
-            raise ConfigError(
-                "trainer.resume_mode=resume_path needs trainer.resume_from_path, a folder global_step_<N>"
-            )
-        if self.resume_mode != "resume_path" and self.resume_from_path:
-            raise ConfigError(
-                f"trainer.resume_from_path={self.resume_from_path!r} with trainer.resume_mode={self.resume_mode}: "
-                "a path is used only with resume_mode=resume_path"
-            )
-        if self.max_actor_ckpt_to_keep is not None:
-            _at_least("trainer.max_actor_ckpt_to_keep", self.max_actor_ckpt_to_keep, 1)
+        _check_checkpoints(self)
         if self.peak_tflops_per_device is not None:
             _above("trainer.peak_tflops_per_device", self.peak_tflops_per_device, 0)
 
@@ -725,6 +749,7 @@ class PPOConfig:
             )
         self._check_algorithm()
         self._check_critic()
+        self._check_task_weights()
         _check_enough_for_workers(
             "data.train_batch_size", self.data.train_batch_size, "actor_rollout_ref.rollout.n", rollout.n, self.trainer
         )
@@ -735,6 +760,14 @@ class PPOConfig:
             rollout.n,
             self.trainer,
         )
+
+    def _check_task_weights(self) -> None:
+        weights, agentgym = self.data.task_weights, self.actor_rollout_ref.agentgym
+        if weights is not None and agentgym.task_name != "???" and len(weights) != len(agentgym.tasks):
+            raise ConfigError(
+                f"data.task_weights={list(weights)}: must have a weight for each of the {len(agentgym.tasks)} tasks of "
+                f"actor_rollout_ref.agentgym.task_name={agentgym.task_name!r}"
+            )
 
     def _check_algorithm(self) -> None:
         rollout, actor, algorithm = self.actor_rollout_ref.rollout, self.actor_rollout_ref.actor, self.algorithm
@@ -799,8 +832,9 @@ class PPOConfig:
 
 @dataclass
 class GenerationDataConfig:
-    path: str = "???"
-    """Items: a file, or a folder with ``<task>_test.json`` and one file per category."""
+    path: Any = "???"
+    """Items: a file, or a folder with ``<task>_test.json`` and one file per category. With several tasks, a list of one
+    of these for each task in turn, or one file whose ids name their tasks."""
     max_prompt_length: int = 1024
     max_response_length: int = 8192
     n_samples: int = 1
@@ -862,19 +896,48 @@ class GenerationConfig:
 # ------------------------------------------------------------------------------------------------------------------ SFT
 
 
+TRUNCATIONS = ("error", "right")
+
+
 @dataclass
 class SFTDataConfig:
     train_file: str = "???"
-    """Conversations: JSON or JSONL rows ``{item_id, conversations: [{from, loss, value}]}``; role/content works too."""
+    """Conversations: JSON or JSONL rows ``{item_id, conversations: [{from, loss, value}]}``; role/content works too.
+
+    Of rows that hold token ids, as those of trajectory files do, the very ids are trained on that were sampled."""
+    val_file: str | None = None
+    """Items for validation by rollouts during training; a file, or a folder of category files."""
     train_batch_size: int = 32
-    """Conversations per optimizer step, over all workers."""
+    """Rows per optimizer step, over all workers."""
     max_length: int = 4096
-    """Tokens of a conversation; a longer row is an error that names it."""
+    """Tokens of a conversation."""
+    truncation: str = "error"
+    """What becomes of a longer row: ``error`` names it and stops, ``right`` cuts its end off; a row of which nothing to
+    train on is left is dropped and counted."""
+    max_prompt_length: int = 1024
+    """In validation: as in ``main_ppo``."""
+    max_response_length: int = 8192
+    """In validation: as in ``main_ppo``."""
+    shuffle: bool = True
+    """Shuffle the rows anew each epoch, by ``seed``."""
     seed: int = 0
 
     def __post_init__(self) -> None:
         _at_least("data.train_batch_size", self.train_batch_size, 1)
         _at_least("data.max_length", self.max_length, 2)
+        _one_of("data.truncation", self.truncation, TRUNCATIONS)
+        _at_least("data.max_prompt_length", self.max_prompt_length, 1)
+        _at_least("data.max_response_length", self.max_response_length, 1)
+
+
+@dataclass
+class ValidationAgentGymConfig(GenerationAgentGymConfig):
+    """The environment that the model is validated in during training; nothing else needs one."""
+
+    task_name: str = ""
+    """A registered environment; empty where nothing is validated."""
+    env_addr: Any = ""
+    """As in ``main_ppo``; empty where nothing is validated."""
 
 
 @dataclass
@@ -885,10 +948,24 @@ class SFTTrainerConfig:
     max_time_s: float | None = None
     """Stop and save after this many seconds of training, if earlier."""
     max_token_len_per_gpu: int = 16384
-    """Token budget of one packed micro-batch."""
+    """Token budget of one packed micro-batch; no effect on the result."""
     grad_clip: float = 1.0
+    """Largest gradient norm; 0 turns clipping off."""
     default_local_dir: str = "saves/sft"
-    """The trained model is written to ``<default_local_dir>/huggingface``."""
+    """Folder of checkpoints and metrics; the trained model is in ``<default_local_dir>/huggingface`` at the end."""
+    save_freq: int = -1
+    """Save every so many steps; -1 saves only at the end."""
+    test_freq: int = -1
+    """Validate by rollouts every so many steps, and at the end; -1 never."""
+    val_before_train: bool = False
+    resume_mode: str = "auto"
+    """``auto`` (from the latest checkpoint in ``default_local_dir``, if any), ``disable``, or ``resume_path``."""
+    resume_from_path: str | None = None
+    """A folder ``global_step_<N>``, for ``resume_mode=resume_path``."""
+    max_actor_ckpt_to_keep: int | None = None
+    """Older checkpoints are removed once a new one is complete; None keeps all."""
+    async_save: bool = True
+    """Write checkpoints while training goes on, from a copy in host memory as large as they are; False waits."""
     project_name: str = "agentgym-rl"
     experiment_name: str = "sft"
     logger: list[str] = field(default_factory=lambda: ["console", "jsonl"])
@@ -904,6 +981,7 @@ class SFTTrainerConfig:
     def __post_init__(self) -> None:
         _check_workers(self)
         _check_length(self)
+        _check_checkpoints(self)
         _at_least("trainer.log_freq", self.log_freq, 1)
         _at_least("trainer.max_token_len_per_gpu", self.max_token_len_per_gpu, 1)
         _at_least("trainer.grad_clip", self.grad_clip, 0)
@@ -914,6 +992,11 @@ class SFTTrainerConfig:
     def world_size(self) -> int:
         return self.nnodes * self.n_gpus_per_node
 
+    @property
+    def validates(self) -> bool:
+        """True when the model is evaluated by rollouts during training."""
+        return self.test_freq > 0 or self.val_before_train
+
 
 @dataclass
 class SFTConfig:
@@ -922,6 +1005,9 @@ class SFTConfig:
     data: SFTDataConfig = field(default_factory=SFTDataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
+    agentgym: ValidationAgentGymConfig = field(default_factory=ValidationAgentGymConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    """How validation samples: ``rollout.val_kwargs``, with this engine and these limits."""
     trainer: SFTTrainerConfig = field(default_factory=SFTTrainerConfig)
     ray_init: RayInitConfig = field(default_factory=RayInitConfig)
 
@@ -929,6 +1015,203 @@ class SFTConfig:
         if self.data.train_batch_size < self.trainer.world_size:
             raise ConfigError(
                 f"data.train_batch_size={self.data.train_batch_size} on {self.trainer.world_size} workers: each needs "
-                "at least one conversation; the nearest that work are "
+                "at least one row; the nearest that work are "
                 f"data.train_batch_size={self.trainer.world_size}, or {self.data.train_batch_size} workers"
+            )
+        _check_engine_groups("rollout.tensor_model_parallel_size", self.rollout, self.trainer)
+        for name, default in (("n", 1), ("temperature", 1.0), ("top_p", 1.0), ("top_k", -1)):
+            if getattr(self.rollout, name) != default:
+                raise ConfigError(
+                    f"rollout.{name}={getattr(self.rollout, name)}: validation samples by rollout.val_kwargs.{name}"
+                )
+        if self.trainer.validates:
+            self._check_validation()
+
+    def _check_validation(self) -> None:
+        needed = {
+            "data.val_file": self.data.val_file,
+            "agentgym.task_name": self.agentgym.task_name,
+            "agentgym.env_addr": self.agentgym.env_addr,
+        }
+        missing = [key for key, value in needed.items() if not value]
+        if missing:
+            raise ConfigError(
+                f"trainer.test_freq={self.trainer.test_freq}, trainer.val_before_train="
+                f"{self.trainer.val_before_train}: validation needs {', '.join(missing)}"
+            )
+
+
+# ------------------------------------------------------------------------------------------------------------------ DPO
+
+
+DPO_LOSSES = ("sigmoid", "ipo", "hinge", "kto_pair")
+
+
+@dataclass
+class DPODataConfig(SFTDataConfig):
+    train_file: str = "???"
+    """Pairs, as ``agentgym-rl make-pairs`` writes them: JSON or JSONL rows ``{item_id, chosen, rejected}``, each a
+    conversation; an optional ``prompt`` holds messages that both begin with and that are not trained on."""
+
+
+@dataclass
+class DPOAlgorithmConfig:
+    """Direct preference optimization, Rafailov et al. 2023, https://arxiv.org/abs/2305.18290."""
+
+    loss_type: str = "sigmoid"
+    """``sigmoid`` (DPO), ``ipo``, ``hinge`` or ``kto_pair``: see `verl.trainer.core_algos.preferences`."""
+    beta: float = 0.1
+    """Rewards are this times the log-ratio to the reference: the smaller, the further the policy may move."""
+    label_smoothing: float = 0.0
+    """Share of pairs that are taken to be the wrong way round (``sigmoid`` only)."""
+    reference_free: bool = False
+    """Take a uniform distribution for the reference."""
+
+    def __post_init__(self) -> None:
+        _one_of("algorithm.loss_type", self.loss_type, DPO_LOSSES)
+        _above("algorithm.beta", self.beta, 0)
+        if not 0 <= self.label_smoothing < 0.5:
+            raise ConfigError(f"algorithm.label_smoothing={self.label_smoothing!r}: must be in [0, 0.5)")
+        if self.label_smoothing and self.loss_type != "sigmoid":
+            raise ConfigError(
+                f"algorithm.label_smoothing={self.label_smoothing} with algorithm.loss_type={self.loss_type}: must be "
+                "0, since only sigmoid reads labels as probabilities"
+            )
+
+
+@dataclass
+class DPORefConfig(RefConfig):
+    """The frozen reference. Its log-probs of all pairs are computed once, before training, and kept in the run's
+    folder; it is not in memory while training goes on."""
+
+    path: str | None = None
+    """Folder (or hub name) of the reference; None means the model that training begins with."""
+
+
+@dataclass
+class DPOTrainerConfig(SFTTrainerConfig):
+    default_local_dir: str = "saves/dpo"
+    """Folder of checkpoints and metrics; the trained model is in ``<default_local_dir>/huggingface`` at the end."""
+    experiment_name: str = "dpo"
+
+
+@dataclass
+class DPOConfig(SFTConfig):
+    """Root of ``python -m verl.agent_trainer.main_dpo``; a row is a pair."""
+
+    data: DPODataConfig = field(default_factory=DPODataConfig)
+    algorithm: DPOAlgorithmConfig = field(default_factory=DPOAlgorithmConfig)
+    ref: DPORefConfig = field(default_factory=DPORefConfig)
+    trainer: DPOTrainerConfig = field(default_factory=DPOTrainerConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.algorithm.reference_free and self.ref.path is not None:
+            raise ConfigError(
+                f"ref.path={self.ref.path!r} with algorithm.reference_free=True: must be null, since no model is the "
+                "reference"
+            )
+
+
+# ------------------------------------------------------------------------------------------------------------ AgentEvol
+
+
+@dataclass
+class AgentEvolDataConfig:
+    base_file: str | None = None
+    """Conversations that every iteration trains on beside what it explored; None: on that alone."""
+    train_file: str = "???"
+    """Items that are explored."""
+    val_file: str = "???"
+    """Items that each iteration's model is evaluated on; a file, or a folder of category files."""
+    train_batch_size: int = 32
+    """Conversations per optimizer step, over all workers."""
+    gen_batch_size: int = 32
+    """Items in flight at once in exploration and evaluation, over all workers; no effect on the result."""
+    max_length: int = 4096
+    """Tokens of a conversation of the base data; see ``truncation``."""
+    truncation: str = "error"
+    """As in ``main_sft``."""
+    max_prompt_length: int = 1024
+    """As in ``main_generation``."""
+    max_response_length: int = 8192
+    """As in ``main_generation``."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("train_batch_size", "gen_batch_size", "max_prompt_length", "max_response_length"):
+            _at_least(f"data.{name}", getattr(self, name), 1)
+        _at_least("data.max_length", self.max_length, 2)
+        _one_of("data.truncation", self.truncation, TRUNCATIONS)
+
+
+@dataclass
+class AgentEvolAlgorithmConfig:
+    """AgentEvol, Xi et al. 2024, https://arxiv.org/abs/2406.04151."""
+
+    iterations: int = 2
+    """Times to explore and train. A finished run goes on when this is raised."""
+    first_policy: str | None = None
+    """The model that explores first; None: what training ``model.path`` on ``data.base_file`` gives (iteration 0), or
+    ``model.path`` itself where there is no base data."""
+    reward_threshold: float | None = None
+    """Explored trajectories with at least this score are trained on; None: those that the task counts as successes."""
+    explored: str = "one_per_item"
+    """``one_per_item``: of each item the best trajectory that passes, the shortest of equals; ``all`` that pass."""
+    train_from: str = "base"
+    """Each iteration trains ``base``, the model ``model.path``, or ``last``, the model of the iteration before."""
+
+    def __post_init__(self) -> None:
+        _at_least("algorithm.iterations", self.iterations, 1)
+        _one_of("algorithm.explored", self.explored, ("one_per_item", "all"))
+        _one_of("algorithm.train_from", self.train_from, ("base", "last"))
+
+
+@dataclass
+class AgentEvolTrainerConfig(SFTTrainerConfig):
+    """Of each iteration's training: ``total_epochs`` and so on are those of one iteration."""
+
+    default_local_dir: str = "saves/agentevol"
+    """Holds ``iteration_<N>/`` with all that iteration N made, and ``table.txt``."""
+    experiment_name: str = "agentevol"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.resume_mode != "auto":
+            raise ConfigError(
+                f"trainer.resume_mode={self.resume_mode}: must be auto; to begin anew take another "
+                "trainer.default_local_dir"
+            )
+        if self.validates:
+            raise ConfigError(
+                f"trainer.test_freq={self.test_freq}, trainer.val_before_train={self.val_before_train}: must be -1 and "
+                "False, since every iteration ends with an evaluation"
+            )
+
+
+@dataclass
+class AgentEvolConfig:
+    """Root of ``python -m verl.agent_trainer.main_agentevol``."""
+
+    data: AgentEvolDataConfig = field(default_factory=AgentEvolDataConfig)
+    agentgym: GenerationAgentGymConfig = field(default_factory=GenerationAgentGymConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    algorithm: AgentEvolAlgorithmConfig = field(default_factory=AgentEvolAlgorithmConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    """Exploration takes ``rollout.n`` trajectories per item; evaluation samples as ``rollout.val_kwargs`` says."""
+    trainer: AgentEvolTrainerConfig = field(default_factory=AgentEvolTrainerConfig)
+    ray_init: RayInitConfig = field(default_factory=RayInitConfig)
+
+    def __post_init__(self) -> None:
+        _check_engine_groups("rollout.tensor_model_parallel_size", self.rollout, self.trainer)
+        if self.data.train_batch_size < self.trainer.world_size:
+            raise ConfigError(
+                f"data.train_batch_size={self.data.train_batch_size} on {self.trainer.world_size} workers: must be at "
+                f"least {self.trainer.world_size}, so that each has a conversation"
+            )
+        if self.rollout.rollout_log_dir is not None:
+            raise ConfigError(
+                f"rollout.rollout_log_dir={self.rollout.rollout_log_dir!r}: must be null, since each iteration has its "
+                "folder in trainer.default_local_dir"
             )
