@@ -37,6 +37,34 @@ class Message:
     content: str
 
 
+class PartKind(StrEnum):
+    """What a stretch of a message's text is."""
+
+    INSTRUCTION = "instruction"
+    """The task's rules and the form of an answer, and what the agent's way of thinking asks for ("Write a plan")."""
+    ACKNOWLEDGEMENT = "acknowledgement"
+    """The assistant's fixed answer to the instruction; the model did not write it."""
+    OBSERVATION = "observation"
+    """What the environment said."""
+    THOUGHT = "thought"
+    """Written by the model before it acts."""
+    ACTION = "action"
+    """Written by the model: what it asks of the environment."""
+    PLAN = "plan"
+    """In an assistant's message: written there by the model; in a user's: shown again, to keep it in view."""
+    REFLECTION = "reflection"
+    """In an assistant's message: what the model wrote after a failed trial; in a user's: shown in a later trial."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A stretch of a message: ``content[start:end]``."""
+
+    kind: PartKind
+    start: int
+    end: int
+
+
 _ITEM_ID = re.compile(r"(?P<task>.+)_(?P<index>\d+)")
 
 
@@ -182,9 +210,26 @@ class Turn:
     """Seconds of the environment's step."""
 
 
+@dataclass(frozen=True, slots=True)
+class Aside:
+    """An assistant message that asks nothing of the environment, such as a plan or a reflection. It is no turn."""
+
+    kind: PartKind
+    message: int
+    """Its index in `Trajectory.messages`."""
+    finish_reason: FinishReason
+    num_tokens: int
+    """Sampled tokens."""
+    generation_s: float
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Trajectory:
     """One finished episode: messages, turns and the exact token record of it.
+
+    Under a way of thinking that tries an item again (``reflect``), each trial is a trajectory of its own: those of one
+    sample share ``uid`` and ``sample_index`` and are counted by ``trial``. What the model wrote after a failed trial
+    ends that trial's trajectory; it is rewarded by what the next trial earned, ``reflection_reward``.
 
     Arrays have shape ``[T]`` and equal length. Attention is 1 everywhere and positions are 0, 1, 2, ..., so neither is
     stored.
@@ -222,6 +267,17 @@ class Trajectory:
     """Empty, or ``<ErrorType>: message`` of a fault."""
     extra: dict[str, Any] = field(default_factory=dict)
     """JSON-able values of the environment that a viewer may show."""
+    parts: tuple[tuple[Part, ...], ...] = ()
+    """For each message, what its stretches are, in order and without overlap; labels and blanks belong to none."""
+    asides: tuple[Aside, ...] = ()
+    """Assistant messages beside those of the turns."""
+    trial: int = 1
+    """Which trial of this sample at its item, counted from 1; later ones follow a failure and see its reflection."""
+    num_trials: int = 1
+    """How many trials the sample made in all."""
+    reflection_reward: float | None = None
+    """Score of the next trial, which the reflection at the end of this one is rewarded by. None: no reflection, or
+    a next trial that ended in a fault and so is no reward."""
 
     def __repr__(self) -> str:
         """One line without the arrays: a task's or an error's message shows it whole."""
@@ -234,6 +290,23 @@ class Trajectory:
     def masked(self) -> bool:
         """True for faults: no loss, in no statistic."""
         return self.stop_reason.is_fault
+
+    @property
+    def is_last_trial(self) -> bool:
+        """True for the trajectory that tells what came of its sample."""
+        return self.trial == self.num_trials
+
+    @property
+    def reflection(self) -> Aside | None:
+        """What the model wrote after this trial had failed."""
+        last = self.asides[-1] if self.asides else None
+        return last if last is not None and last.kind == PartKind.REFLECTION else None
+
+    @property
+    def turn_messages(self) -> tuple[int, ...]:
+        """Index of each turn's message: of the assistant's messages the last ones, after those of the opening."""
+        spoken = [index for index, message in enumerate(self.messages) if message.role == Role.ASSISTANT]
+        return tuple(spoken[len(spoken) - len(self.turns) :])
 
     @property
     def num_tokens(self) -> int:

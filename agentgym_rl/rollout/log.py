@@ -2,6 +2,20 @@
 
 A row has AgentGym-RL's fields ``item_id``, ``conversations`` and ``reward``, and everything else that a `Trajectory`
 holds, so that it can be read back. A fault has ``reward`` and ``score`` null: it is not a reward of 0.
+
+What the agent's way of thinking made of the messages:
+
+* ``parts``: for each entry of ``conversations``, in the same order, a list of ``[kind, start, end]``: its characters
+  ``value[start:end]`` are a ``plan``, ``thought``, ``action``, ``reflection``, ``observation``, ``instruction`` or
+  ``acknowledgement`` (`PartKind`). Labels such as ``Thought:`` and blanks belong to no part. In a message of
+  ``human`` a ``plan`` or ``reflection`` is one that is shown again. ``parts`` is empty in rows of older files.
+* ``asides``: assistant messages that are no turn (a plan before the first action, a reflection after the last):
+  ``{kind, message, finish_reason, num_tokens, generation_s}``, where ``message`` is the index in ``conversations``.
+  ``turns`` holds only what the environment was asked: the assistant messages after the opening that are no aside.
+* ``trial`` and ``num_trials``: under ``reflect``, which trial of the sample this is and how many it made; rows of the
+  same ``uid`` and ``sample_index`` belong together and are written together. ``reflection_reward``: the next trial's
+  score, or null.
+
 Rows are appended one by one; a process that dies while writing leaves at most its last row torn.
 """
 
@@ -18,7 +32,7 @@ import numpy as np
 
 from agentgym_rl.data.conversations import parse_conversation, to_entries
 from agentgym_rl.errors import ConfigError
-from agentgym_rl.types import FinishReason, Item, Role, StopReason, Trajectory, Turn
+from agentgym_rl.types import Aside, FinishReason, Item, Part, PartKind, Role, StopReason, Trajectory, Turn
 
 FORMAT_VERSION = 1
 _COLUMNS = {"input_ids": np.int32, "loss_mask": np.int8, "sequence_ids": np.int32, "rollout_log_probs": np.float32}
@@ -26,7 +40,10 @@ _PLAIN_FIELDS = (
     *("uid", "sample_index", "attempt", "success", "prompt_length", "policy_version", "max_rounds"),
     *("duration_s", "error", "extra"),
 )
+_TRIAL_FIELDS: dict[str, Any] = {"trial": 1, "num_trials": 1, "reflection_reward": None}
+"""Plain fields that older files lack, and what they mean there."""
 _TURN_FIELDS = tuple(field.name for field in fields(Turn))
+_ASIDE_FIELDS = tuple(field.name for field in fields(Aside))
 
 
 class TrajectoryLog:
@@ -42,9 +59,10 @@ class TrajectoryLog:
             _mend(self.path)
         self._file = self.path.open("a" if append else "w", encoding="utf-8")
 
-    def write(self, trajectory: Trajectory) -> None:
-        """Append one row and hand it to the operating system."""
-        self._file.write(json.dumps(to_row(trajectory), ensure_ascii=False, separators=(",", ":")) + "\n")
+    def write(self, *trajectories: Trajectory) -> None:
+        """Append a row for each, and hand all of them to the operating system at once."""
+        rows = [json.dumps(to_row(each), ensure_ascii=False, separators=(",", ":")) for each in trajectories]
+        self._file.write("".join(f"{row}\n" for row in rows))
         self._file.flush()
 
     def close(self) -> None:
@@ -102,8 +120,10 @@ def to_row(trajectory: Trajectory) -> dict[str, Any]:
         "reward": score,
         "score": score,
         "stop_reason": str(trajectory.stop_reason),
-        **{name: getattr(trajectory, name) for name in _PLAIN_FIELDS},
+        **{name: getattr(trajectory, name) for name in (*_PLAIN_FIELDS, *_TRIAL_FIELDS)},
+        "parts": [[[str(part.kind), part.start, part.end] for part in parts] for parts in trajectory.parts],
         "turns": [{name: getattr(turn, name) for name in _TURN_FIELDS} for turn in trajectory.turns],
+        "asides": [{name: getattr(aside, name) for name in _ASIDE_FIELDS} for aside in trajectory.asides],
         **{name: getattr(trajectory, name).tolist() for name in _COLUMNS if name != "rollout_log_probs"},
         "rollout_log_probs": _float32_column(trajectory.rollout_log_probs),
         "token_rewards": [[position, float(trajectory.token_rewards[position])] for position in positions],
@@ -149,9 +169,19 @@ def _from_row(row: dict[str, Any], where: str) -> Trajectory:
         token_rewards=token_rewards,
         score=0.0 if row["score"] is None else row["score"],
         stop_reason=StopReason(row["stop_reason"]),
+        parts=tuple(
+            tuple(Part(PartKind(kind), start, end) for kind, start, end in parts) for parts in row.get("parts", ())
+        ),
+        asides=tuple(_aside(aside) for aside in row.get("asides", ())),
         **columns,
         **{name: row[name] for name in _PLAIN_FIELDS},
+        **{name: row.get(name, default) for name, default in _TRIAL_FIELDS.items()},
     )
+
+
+def _aside(row: dict[str, Any]) -> Aside:
+    kinds = {"kind": PartKind(row["kind"]), "finish_reason": FinishReason(row["finish_reason"])}
+    return Aside(**row | kinds)
 
 
 def _read_rows(path: Path) -> tuple[list[Any], bool]:
