@@ -88,8 +88,18 @@ class AgentGymConfig:
         _at_least("agentgym.max_retries", self.max_retries, 0)
         _at_least("agentgym.max_concurrency", self.max_concurrency, 1)
         _one_of("agentgym.strategy", self.strategy, tuple(Strategy))
-        if self.env_addr not in ("???", ""):
-            parse_addresses(self.env_addr)
+        if self.task_name != "???" and self.env_addr not in ("???", ""):
+            _ = self.servers
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The names of all tasks."""
+        return _names("agentgym.task_name", self.task_name)
+
+    @property
+    def servers(self) -> dict[str, tuple[str, ...]]:
+        """Addresses of each task's servers."""
+        return addresses_by_task(self.tasks, self.env_addr, is_list=not isinstance(self.task_name, str))
 
 
 @dataclass

@@ -26,6 +26,22 @@ def parse_addresses(env_addr: Any) -> tuple[str, ...]:
     return addresses
 
 
+def addresses_by_task(tasks: Sequence[str], env_addr: Any, *, is_list: bool) -> dict[str, tuple[str, ...]]:
+    """Addresses of each task's servers: of one task as `parse_addresses`, of a list of tasks an entry for each in turn.
+
+    Raises `ConfigError` as `parse_addresses`, or when entries are missing or over.
+    """
+    if not is_list:
+        return {tasks[0]: parse_addresses(env_addr)}
+    entries = env_addr.split(",") if isinstance(env_addr, str) else env_addr
+    if not isinstance(entries, Sequence) or len(entries) != len(tasks):
+        raise ConfigError(
+            f"agentgym.env_addr={env_addr!r}: must be a list with an entry for each of the tasks {', '.join(tasks)}, "
+            "each a URL or a list of URLs"
+        )
+    return {task: parse_addresses(entry) for task, entry in zip(tasks, entries, strict=True)}
+
+
 def _one_address(address: Any) -> str:
     text = address.strip().rstrip("/") if isinstance(address, str) else ""
     try:

@@ -8,34 +8,13 @@ from dataclasses import dataclass
 from tqdm import tqdm
 
 from agentgym_rl.rollout.collector import RolloutRequest
-from agentgym_rl.types import Item, Trajectory
+from agentgym_rl.rollout.requests import make_requests
+from agentgym_rl.types import Trajectory
 from verl.single_controller.base import WorkerGroup
 from verl.utils.balancing import restore_order
-from verl.utils.seeding import derive_seed
 from verl.workers.setup import RolloutOrder, RolloutShare
 
-
-def make_requests(
-    items: Sequence[Item], *, n: int, purpose: str, seed: int, with_greedy: bool = False
-) -> list[RolloutRequest]:
-    """``n`` requests per item, item by item; ``purpose`` (such as ``step7``) tells groups of different steps apart.
-
-    ``with_greedy`` adds one more to each item, that plays without chance.
-
-    Sampling seeds follow from what is sampled and not from where or when: any number of workers draws the same, and so
-    does a resumed run.
-    """
-    return [
-        RolloutRequest(
-            item=item,
-            uid=f"{purpose}/{item.item_id}",
-            sample_index=sample,
-            seed=derive_seed("sample", seed, purpose, item.item_id, sample),
-            greedy=sample == n,
-        )
-        for item in items
-        for sample in range(n + with_greedy)
-    ]
+__all__ = ["Rollout", "RolloutUsage", "generate", "make_requests"]
 
 
 @dataclass(frozen=True)

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-_SEED_BITS = 63
+from agentgym_rl.seeds import derive_seed
 
-
-def derive_seed(*parts: int | str) -> int:
-    """A seed in [0, 2^63) that depends on every part and on their order, and on nothing else.
-
-    The same parts give the same seed in every process: sampling seeds made this way are the same with any number of
-    workers and after a resume.
-    """
-    text = "\x1f".join(f"{type(part).__name__}:{part}" for part in parts)
-    digest = hashlib.sha256(text.encode()).digest()
-    return int.from_bytes(digest[:8], "big") >> (64 - _SEED_BITS)
+__all__ = ["derive_seed", "load_random_state", "random_state", "save_random_state", "seed_everything"]
 
 
 def seed_everything(seed: int) -> None:
