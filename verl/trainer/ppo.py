@@ -256,7 +256,7 @@ class PPOTrainer:
             batch, kl = apply_kl_penalty(batch, kl_coef=self._kl_coef, estimator=algorithm.kl_penalty)
             metrics |= {"rollout/kl_mean": kl, "rollout/kl_coef": self._kl_coef}
             self._kl_coef = next_kl_coef(self._kl_coef, kl=kl, num_trajectories=len(batch), config=algorithm.kl_ctrl)
-        batch = compute_advantages(batch, algorithm)
+        batch = compute_advantages(batch, algorithm, with_returns=self._config.needs_critic)
         metrics |= advantage_metrics(batch)
         if algorithm.rollout_is:
             batch, weights = apply_rollout_weights(

@@ -6,6 +6,7 @@ import inspect
 import json
 import math
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from verl.trainer.core_algos import (
     discounts,
     find_estimator,
     gae_advantages,
+    scan,
     whiten,
 )
 from verl.trainer.core_algos.scan import BLOCK, Decay, suffix_sums
@@ -110,8 +112,8 @@ def mixed_batch() -> DataProto:
 @pytest.mark.parametrize("name", sorted(ADVANTAGE_ESTIMATORS))
 def test_permuting_sequences_permutes_advantages(name, order):
     batch, config = mixed_batch(), AlgorithmConfig(adv_estimator=name, gamma=1.0 if name == "gigpo" else 0.9, lam=0.8)
-    expected = compute_advantages(batch, config).select(order)
-    seen = compute_advantages(batch.select(order), config)
+    expected = compute_advantages(batch, config, with_returns=True).select(order)
+    seen = compute_advantages(batch.select(order), config, with_returns=True)
     assert torch.allclose(seen.advantages_T, expected.advantages_T, atol=1e-6)
     assert torch.allclose(seen.returns_T, expected.returns_T, atol=1e-6)
     assert expected.advantages_T.abs().max() > 0
@@ -133,8 +135,9 @@ def test_what_stands_on_other_tokens_changes_nothing(name):
     decay=st.sampled_from([0.0, 0.3, 0.99, 1.0]),
     other=st.sampled_from([0.0, 0.7, 1.0]),
     seed=st.integers(0, 1000),
+    few=st.sampled_from([1, scan._FEW]),
 )
-def test_suffix_sums_equal_a_plain_loop(lengths, decay, other, seed):
+def test_suffix_sums_equal_a_plain_loop(lengths, decay, other, seed, few):
     generator = torch.Generator().manual_seed(seed)
     values = torch.randn(sum(lengths), generator=generator, dtype=torch.float64)
     decays = torch.where(torch.rand(sum(lengths), generator=generator) < 0.1, decay * other, decay).double()
@@ -144,7 +147,8 @@ def test_suffix_sums_equal_a_plain_loop(lengths, decay, other, seed):
         running = value + factor * running
         expected.append(running)
     odd = np.flatnonzero(decays.numpy() != decay)
-    sums = suffix_sums(values, Decay(decay, odd, decays[odd]))
+    with mock.patch.object(scan, "_FEW", few):
+        sums = suffix_sums(values, Decay(decay, odd, decays[odd]))
     assert sums.tolist() == pytest.approx(expected[::-1], abs=1e-9)
 
 
@@ -161,7 +165,8 @@ def test_suffix_sums_keep_their_precision_over_thousands_of_tokens():
 
 
 @pytest.mark.parametrize("length", [1, BLOCK - 1, BLOCK, 2 * BLOCK, 2 * BLOCK + 1])
-def test_nothing_comes_from_beyond_the_end(length):
+def test_nothing_comes_from_beyond_the_end(length, monkeypatch):
+    monkeypatch.setattr(scan, "_FEW", 1)
     assert suffix_sums(torch.ones(length), alike(1.0)).tolist() == list(range(length, 0, -1))
 
 
@@ -231,7 +236,7 @@ def test_turns_without_an_observation_between_them_are_told_apart():
 
 def test_remax_takes_the_greedy_score_from_every_return():
     batch = batch_of([[1, 0, 1], [1], [1]], rewards=[[0.25, 0, 0.5], [1], [1]], baselines=[0.5, 0.5, math.nan])
-    result = compute_advantages(batch, AlgorithmConfig(adv_estimator="remax"))
+    result = compute_advantages(batch, AlgorithmConfig(adv_estimator="remax"), with_returns=True)
     assert result.advantages_T.tolist() == [0, 0.25, 0, 0, 0, 0.5, 0, 0]
     assert result.returns_T.tolist() == [0, 0.75, 0, 0.5, 0, 1, 0, 1]
 
@@ -298,7 +303,7 @@ def test_a_batch_in_which_nothing_was_sampled_has_no_advantages(name):
         anchors=[[0, 0], [0]],
         baselines=[0, 0],
     )
-    result = compute_advantages(batch, AlgorithmConfig(adv_estimator=name))
+    result = compute_advantages(batch, AlgorithmConfig(adv_estimator=name), with_returns=True)
     assert result.advantages_T.tolist() == result.returns_T.tolist() == [0.0] * 5
 
 
@@ -318,7 +323,9 @@ def test_whitening_is_exact_over_millions_of_skewed_values():
 def test_the_baseline_is_taken_from_every_return_when_gamma_is_1():
     batch = batch_of([[1, 1], [1, 1]], rewards=[[0.5, 0.5], [0, 0]], scores=[1, 0], groups=["a", "a"])
     result = compute_advantages(batch, AlgorithmConfig(adv_estimator="reinforce_plus_plus_baseline"))
-    assert result.returns_T.tolist() == pytest.approx([0, 0.5, 0.0, 0, -0.5, -0.5])
+    # Returns .5, 0, -.5, -.5: their mean is -1/8 and their sample variance 11/48.
+    whitened = [value / math.sqrt(11 / 48) for value in (5 / 8, 1 / 8, -3 / 8, -3 / 8)]
+    assert result.advantages_T[batch.loss_mask_T].tolist() == pytest.approx(whitened, abs=1e-6)
 
 
 def test_constant_groups_give_the_baseline_estimator_nothing_to_learn():
@@ -338,11 +345,11 @@ def test_large_scores_that_differ_keep_their_signal():
 
 
 def halves(batch: DataProto, config: AlgorithmConfig) -> Advantages:
-    return Advantages(batch.loss_mask_T * 0.5, batch.loss_mask_T * 0.5)
+    return Advantages(batch.loss_mask_T * 0.5)
 
 
 def one_per_sequence(batch: DataProto, config: AlgorithmConfig) -> Advantages:
-    return Advantages(batch.scores_B, batch.scores_B)
+    return Advantages(batch.scores_B)
 
 
 @pytest.fixture

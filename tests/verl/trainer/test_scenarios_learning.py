@@ -107,9 +107,8 @@ def test_an_empty_completion_writes_no_reward_and_leaves_the_others_as_they_were
 
     def returns_of(trajectories: list[Trajectory]) -> torch.Tensor:
         batch = DataProto.from_trajectories(trajectories)
-        return (
-            compute_advantages(batch.replace(values_T=torch.zeros(batch.num_tokens)), config).select([0, 1]).returns_T
-        )
+        batch = batch.replace(values_T=torch.zeros(batch.num_tokens))
+        return compute_advantages(batch, config, with_returns=True).select([0, 1]).returns_T
 
     assert torch.equal(returns_of([*others, empty]), returns_of(others))
 

@@ -22,33 +22,39 @@ from verl.trainer.core_algos.groups import GroupStatistics
 from verl.trainer.core_algos.sampled import SampledTokens, Turns
 from verl.trainer.core_algos.scan import Decay, suffix_sums
 
+_SUM_BLOCK = 256
+
 
 @dataclass(frozen=True, eq=False)
 class Advantages:
     """What an estimator gives; float32, 0 where not sampled."""
 
     advantages_T: torch.Tensor
-    returns_T: torch.Tensor
-    """What a critic is trained towards."""
+    returns_T: torch.Tensor | None = None
+    """What a critic is trained towards; None from an estimator that needs none."""
 
 
 AdvantageEstimator = Callable[[DataProto, AlgorithmConfig], Advantages]
 """Sees all unmasked trajectories of a step at once, on the CPU."""
 
 
-def compute_advantages(batch: DataProto, config: AlgorithmConfig) -> DataProto:
+def compute_advantages(batch: DataProto, config: AlgorithmConfig, *, with_returns: bool = False) -> DataProto:
     """The batch with ``advantages_T`` and ``returns_T`` of ``config.adv_estimator``.
 
+    ``with_returns`` gives discounted returns to a critic beside an estimator that has none of its own.
     It must hold whole groups, i.e. all trajectories of the step. Raises `ConfigError` as `find_estimator`, and
     `ValueError` when the estimator does not give one number per token.
     """
     result = find_estimator(config.adv_estimator)(batch, config)
     for name, values_T in (("advantages_T", result.advantages_T), ("returns_T", result.returns_T)):
-        if values_T.shape != (batch.num_tokens,):
+        if values_T is not None and values_T.shape != (batch.num_tokens,):
             raise ValueError(
                 f"{config.adv_estimator} gave {name} of shape {tuple(values_T.shape)} for {batch.num_tokens} tokens"
             )
-    return batch.replace(advantages_T=result.advantages_T, returns_T=result.returns_T)
+    returns_T = result.returns_T
+    if with_returns and returns_T is None:
+        returns_T = discounted_returns(batch.token_rewards_T, batch, config)
+    return batch.replace(advantages_T=result.advantages_T, returns_T=returns_T)
 
 
 def find_estimator(name: str) -> AdvantageEstimator:
@@ -93,7 +99,7 @@ def reinforce_plus_plus(batch: DataProto, config: AlgorithmConfig) -> Advantages
     """Discounted return over sampled tokens, whitened over the batch. Hu 2025, https://arxiv.org/abs/2501.03262."""
     sampled = SampledTokens.of(batch)
     returns_S = _returns(sampled.take(batch.token_rewards_T), batch, sampled, config)
-    return Advantages(sampled.place(whiten(returns_S)), sampled.place(returns_S))
+    return Advantages(sampled.place(whiten(returns_S)))
 
 
 def reinforce_plus_plus_baseline(batch: DataProto, config: AlgorithmConfig) -> Advantages:
@@ -109,7 +115,7 @@ def reinforce_plus_plus_baseline(batch: DataProto, config: AlgorithmConfig) -> A
     surplus_B = sampled.sums(rewards_S) - groups.centred_B
     rewards_S[sampled.last_R] -= surplus_B[sampled.sequences_R].float()
     returns_S = _returns(rewards_S, batch, sampled, config)
-    return Advantages(sampled.place(whiten(returns_S)), sampled.place(returns_S))
+    return Advantages(sampled.place(whiten(returns_S)))
 
 
 def gae(batch: DataProto, config: AlgorithmConfig) -> Advantages:
@@ -140,7 +146,7 @@ def remax(batch: DataProto, config: AlgorithmConfig) -> Advantages:
     returns_S = _returns(sampled.take(batch.token_rewards_T), batch, sampled, config)
     baselines_S = sampled.repeat(batch.baselines_B.float())
     advantages_S = baselines_S.sub_(returns_S).neg_().nan_to_num_(nan=0.0)
-    return Advantages(sampled.place(advantages_S), sampled.place(returns_S))
+    return Advantages(sampled.place(advantages_S))
 
 
 def gigpo(batch: DataProto, config: AlgorithmConfig) -> Advantages:
@@ -162,8 +168,7 @@ def gigpo(batch: DataProto, config: AlgorithmConfig) -> Advantages:
     episode_B = episodes.standardised_B if by_std else episodes.centred_B
     step_U = steps.standardised_B if by_std else steps.centred_B
     advantages_U = episode_B[turns.sequence_U] + config.gigpo.step_advantage_w * step_U
-    advantages_S, returns_S = (turns.repeat(each_U.float(), len(sampled)) for each_U in (advantages_U, returns_U))
-    return Advantages(sampled.place(advantages_S), sampled.place(returns_S))
+    return Advantages(sampled.place(turns.repeat(advantages_U.float(), len(sampled))))
 
 
 ADVANTAGE_ESTIMATORS: Mapping[str, AdvantageEstimator] = {
@@ -210,13 +215,25 @@ def whiten(values_S: torch.Tensor) -> torch.Tensor:
     """Mean 0 and sample standard deviation 1, from float64 sums; all 0 when the values agree or there is only one."""
     if len(values_S) < 2:
         return torch.zeros_like(values_S)
-    mean = values_S.mean(dtype=torch.float64)
-    centred_S = torch.from_numpy(values_S.numpy() - mean.to(values_S.dtype).numpy())
-    # float32 sums over millions of tokens would be off by a thousandth.
-    scale = torch.linalg.vector_norm(centred_S, dtype=torch.float64) / (len(values_S) - 1) ** 0.5
-    if scale <= 1e-6 * mean.abs():  # nothing but rounding
+    mean = _sum_of_products(values_S.numpy(), np.ones(1, np.float32)) / len(values_S)
+    centred_S = values_S.numpy() - np.float32(mean)
+    scale = (_sum_of_products(centred_S, centred_S) / (len(values_S) - 1)) ** 0.5
+    if scale <= 1e-6 * abs(mean):  # nothing but rounding
         return torch.zeros_like(values_S)
-    return centred_S.div_((scale + 1e-8).to(values_S.dtype))
+    centred_S /= np.float32(scale + 1e-8)
+    return torch.from_numpy(centred_S)
+
+
+def _sum_of_products(left_S: np.ndarray, right_S: np.ndarray) -> float:
+    """In float32 within short blocks and float64 over them: float32 over millions would be off by a thousandth.
+
+    ``right_S`` may be one number for all.
+    """
+    right_S = np.broadcast_to(right_S, left_S.shape)
+    whole = len(left_S) // _SUM_BLOCK * _SUM_BLOCK
+    blocks = [each_S[:whole].reshape(-1, _SUM_BLOCK) for each_S in (left_S, right_S)]
+    rest = np.dot(left_S[whole:], right_S[whole:])
+    return float(np.einsum("ns,ns->n", *blocks).sum(dtype=np.float64) + rest)
 
 
 def _returns(
@@ -229,7 +246,7 @@ def _same_for_all_tokens(batch: DataProto, advantages_B: torch.Tensor) -> Advant
     # Two passes over all tokens; finding and placing the sampled ones would take twice the time.
     advantages_T = np.repeat(advantages_B.float().numpy(), batch.lengths_B.numpy())
     np.multiply(advantages_T, batch.loss_mask_T.numpy(), out=advantages_T)
-    return Advantages(torch.from_numpy(advantages_T), torch.from_numpy(advantages_T))
+    return Advantages(torch.from_numpy(advantages_T))
 
 
 def _step_groups(batch: DataProto, sampled: SampledTokens, turns: Turns, returns_U: torch.Tensor) -> GroupStatistics:

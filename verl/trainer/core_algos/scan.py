@@ -13,6 +13,8 @@ import torch
 
 BLOCK = 32
 """Places that one row of a matrix product covers; 16 to 64 take about the same time."""
+_FEW = 2048
+"""Places that a plain loop takes no longer for than the calls of one more level of blocks."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,11 +36,11 @@ def suffix_sums(values_S: torch.Tensor, decay: Decay) -> torch.Tensor:
     """``y[s] = values[s] + decay[s] * y[s + 1]``, in the type of ``values_S``.
 
     A blocked scan (Blelloch 1990, "Prefix sums and their applications"): every block alone, then the same for the sums
-    that blocks hand to those before them, then both together. No loop is longer than `BLOCK`. Nothing is ever divided
-    by a small factor or taken from a large sum, so that precision does not suffer.
+    that blocks hand to those before them, then both together. No loop is longer than a few thousand places. Nothing is
+    ever divided by a small factor or taken from a large sum, so that precision does not suffer.
     """
-    if len(values_S) <= 1:
-        return values_S.clone()
+    if len(values_S) <= _FEW:
+        return _one_by_one(values_S, decay)
     values_NL = _blocks(values_S)
     # By NumPy, which lays large arrays on large pages: page faults of a fresh tensor take longer than the product.
     sums_NL = torch.from_numpy(values_NL.numpy() @ _powers_below_diagonal(decay.common, values_S.dtype).numpy())
@@ -47,14 +49,23 @@ def suffix_sums(values_S: torch.Tensor, decay: Decay) -> torch.Tensor:
     odd_M = torch.from_numpy(odd_blocks_M)
     odd_sums_ML, odd_reach_ML = _place_by_place(values_NL[odd_M], decay_ML)
     sums_NL[odd_M] = odd_sums_ML
-    if len(sums_NL) > 1:
-        # What comes into a block from behind: the whole sum at the next block's first place.
-        reach = Decay(decay.common**BLOCK, odd_blocks_M, odd_reach_ML[:, 0].double())
-        carry_N = suffix_sums(sums_NL[:, 0], reach).roll(-1)
-        carry_N[-1] = 0.0
-        sums_NL.addr_(carry_N, _powers(decay.common, torch.arange(BLOCK, 0, -1), values_S.dtype))
-        sums_NL[odd_M] = odd_sums_ML.addcmul_(odd_reach_ML, carry_N[odd_M, None])
+    # What comes into a block from behind: the whole sum at the next block's first place.
+    reach = Decay(decay.common**BLOCK, odd_blocks_M, odd_reach_ML[:, 0].double())
+    carry_N = suffix_sums(sums_NL[:, 0], reach).roll(-1)
+    carry_N[-1] = 0.0
+    sums_NL.addr_(carry_N, _powers(decay.common, torch.arange(BLOCK, 0, -1), values_S.dtype))
+    sums_NL[odd_M] = odd_sums_ML.addcmul_(odd_reach_ML, carry_N[odd_M, None])
     return sums_NL.view(-1)[: len(values_S)]
+
+
+def _one_by_one(values_S: torch.Tensor, decay: Decay) -> torch.Tensor:
+    factors_S = np.full(len(values_S), decay.common)
+    factors_S[decay.odd_O] = decay.factors_O.numpy()
+    total, sums = 0.0, []
+    for value, factor in zip(reversed(values_S.tolist()), reversed(factors_S.tolist()), strict=True):
+        total = value + factor * total
+        sums.append(total)
+    return torch.tensor(sums[::-1], dtype=values_S.dtype)
 
 
 def _blocks(values_S: torch.Tensor) -> torch.Tensor:
