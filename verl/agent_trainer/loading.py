@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import difflib
 import typing
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from hydra import compose, initialize_config_dir, initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Override, QuotedString
 from hydra.errors import HydraException
@@ -24,6 +25,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from agentgym_rl.errors import ConfigError
+from verl.agent_trainer.presets import GROUPS, Preset, describe_presets, find_presets
+from verl.agent_trainer.proposals import nearest_key
 
 ConfigT = TypeVar("ConfigT")
 
@@ -97,29 +100,33 @@ class CommandLine:
     """The folder of the user's own YAML files that ``config_name`` is one of; None means this package's."""
     show: bool
     """Print the resolved config and stop."""
+    preset_folder: str
+    """The folder, in the folder of YAML files, that holds the presets of this program."""
 
 
 def parse_command_line(argv: Sequence[str], *, program: str, config_name: str) -> CommandLine:
     """Split flags from ``key=value`` overrides; exits with a usage message on an unknown flag."""
     parser = argparse.ArgumentParser(
         prog=f"python -m {program}",
-        description="Options are given as key=value; keys are documented in verl/config.py.",
+        description="Options are given as key=value; docs/configuration.md says what each key means. "
+        "Presets set many at once; a key that is given overrides them.",
+        epilog=describe_presets(config_name),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     parser.add_argument("--config-name", default=config_name, help="YAML file to start from (default: %(default)s)")
     parser.add_argument("--config-dir", help="folder of your own YAML files, to take --config-name from")
     parser.add_argument("--show-config", action="store_true", help="print the resolved config and stop")
     parsed = parser.parse_intermixed_args(argv)  # flags may stand between overrides
-    return CommandLine(tuple(parsed.overrides), parsed.config_name, parsed.config_dir, parsed.show_config)
+    return CommandLine(tuple(parsed.overrides), parsed.config_name, parsed.config_dir, parsed.show_config, config_name)
 
 
 def load_config(root: type[ConfigT], command_line: CommandLine) -> ConfigT:
     """The config object of a run. Raises `ConfigError`: unknown, renamed or missing key, wrong type, broken rule."""
     config = OmegaConf.structured(root)
-    for key, value in _yaml_values(command_line):
+    presets, values = _split(_parse_overrides(command_line.overrides))
+    for key, value in [*_yaml_values(command_line, root, presets), *values]:
         _set(config, root, key, value)
-    for override in _parse_overrides(command_line.overrides):
-        _set(config, root, override.key_or_group, _value_of(override))
     _refuse_missing(config)
     return _to_object(config)
 
@@ -137,15 +144,28 @@ def known_keys(root: type) -> tuple[str, ...]:
 # ------------------------------------------------------------------------------------------------------- reading
 
 
-def _yaml_values(command_line: CommandLine) -> Iterator[tuple[str, Any]]:
-    """Full keys and values of the YAML file, composed by Hydra."""
-    GlobalHydra.instance().clear()
+def _yaml_values(command_line: CommandLine, root: type, presets: Sequence[Preset]) -> Iterator[tuple[str, Any]]:
+    """Full keys and values of the YAML file and the presets, composed by Hydra.
+
+    Names that begin with ``_`` are no keys: they hold what other values of the files refer to.
+    """
     try:
-        composed = _compose(command_line.config_name, command_line.config_dir)
+        with _hydra(command_line.config_dir):
+            overrides, further = find_presets(
+                presets, root, command_line.preset_folder, lambda group: _names(command_line, group)
+            )
+            composed = compose(command_line.config_name, overrides=[*overrides, *_search_path(command_line)])
     except HydraException as error:
         raise ConfigError(f"--config-name={command_line.config_name}: {_first_line(error)}") from error
     for name, value in OmegaConf.to_container(composed, resolve=False).items():  # type: ignore[union-attr]
-        yield from _walk_value(str(name), value)
+        if not str(name).startswith("_"):
+            for key, text in _walk_value(str(name), value):
+                yield key, OmegaConf.select(composed, key) if _refers_to_no_key(text) else text
+    yield from further
+
+
+def _refers_to_no_key(value: Any) -> bool:
+    return isinstance(value, str) and "${_" in value
 
 
 def _walk_value(key: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -156,13 +176,39 @@ def _walk_value(key: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield from _walk_value(f"{key}.{name}", child)
 
 
-def _compose(name: str, folder: str | None) -> DictConfig:
-    """The YAML file ``name`` of ``folder``, or of this package; one in a folder may build on those of this package."""
+def _hydra(folder: str | None) -> AbstractContextManager[Any]:
+    """Hydra, reading the YAML files of ``folder``, or of this package."""
+    GlobalHydra.instance().clear()
     if folder is None:
-        with initialize_config_module(_CONFIG_MODULE, version_base=_HYDRA_VERSION):
-            return compose(name)
-    with initialize_config_dir(str(Path(folder).resolve()), version_base=_HYDRA_VERSION):
-        return compose(name, overrides=[f"hydra.searchpath=[pkg://{_CONFIG_MODULE}]"])
+        return initialize_config_module(_CONFIG_MODULE, version_base=_HYDRA_VERSION)
+    return initialize_config_dir(str(Path(folder).resolve()), version_base=_HYDRA_VERSION)
+
+
+def _search_path(command_line: CommandLine) -> list[str]:
+    """What makes the files of the user's folder build on those of this package."""
+    return [] if command_line.config_dir is None else [f"hydra.searchpath=[pkg://{_CONFIG_MODULE}]"]
+
+
+def _names(command_line: CommandLine, group: str) -> list[str]:
+    """Of the files in a folder on Hydra's search path."""
+    return sorted(
+        GlobalHydra.instance()
+        .config_loader()
+        .get_group_options(group, ObjectType.CONFIG, command_line.config_name, _search_path(command_line))
+    )
+
+
+def _split(overrides: Sequence[Override]) -> tuple[list[Preset], list[tuple[str, Any]]]:
+    """Presets, and keys with values."""
+    presets: list[Preset] = []
+    values: list[tuple[str, Any]] = []
+    for override in overrides:
+        key, value = override.key_or_group, _value_of(override)
+        if key in GROUPS and isinstance(value, str):
+            presets.append(Preset(key, value))
+        else:
+            values.append((key, value))
+    return presets, values
 
 
 def _parse_overrides(overrides: Sequence[str]) -> list[Override]:
@@ -241,24 +287,10 @@ def _field_types(node: Any) -> dict[str, Any]:
 def _unknown_key(root: type, key: str) -> str:
     if key in RENAMED_KEYS:
         return f"{key}: unknown key; here it is {RENAMED_KEYS[key]}"
-    nearest = _nearest(key, known_keys(root))
+    nearest = nearest_key(key, known_keys(root))
     return f"{key}: unknown key" + (
-        f"; did you mean {nearest}?" if nearest else "; the known keys are in verl/config.py"
+        f"; did you mean {nearest}?" if nearest else "; docs/configuration.md lists the known keys"
     )
-
-
-def _nearest(key: str, known: Sequence[str]) -> str | None:
-    """The known key most like ``key``: one that ends so, else by the whole path, else by its last name alone."""
-    ending = [known_key for known_key in known if known_key.endswith(f".{key}")]
-    if "." in key and ending:
-        return ending[0]
-    by_path = difflib.get_close_matches(key, known, n=1, cutoff=0.75)
-    if by_path:
-        return by_path[0]
-    last_name = key.rsplit(".", 1)[-1]
-    names = {known_key.rsplit(".", 1)[-1]: known_key for known_key in reversed(known)}
-    by_name = difflib.get_close_matches(last_name, names, n=1, cutoff=0.75)
-    return names[by_name[0]] if by_name else None
 
 
 def _leaves(node: Any, prefix: str) -> Iterator[str]:

@@ -92,7 +92,7 @@ def test_a_list_of_rounds_becomes_the_schedule() -> None:
         (["actor_rollout_ref.rollout.max_token=9"], "did you mean actor_rollout_ref.rollout.max_tokens?"),
         (["actor.ppo_epochs=2"], "did you mean actor_rollout_ref.actor.ppo_epochs?"),
         (["data.train_files=x"], "data.train_files: unknown key; here it is data.train_file"),
-        (["zzz=1"], "zzz: unknown key; the known keys are in verl/config.py"),
+        (["zzz=1"], "zzz: unknown key; docs/configuration.md lists the known keys"),
         (["trainer.total_epochs=2.5"], "trainer.total_epochs=2.5: must be an int"),
         (["trainer.val_before_train=often"], "trainer.val_before_train='often': must be true or false"),
         (["actor_rollout_ref.actor.optim.lr=fast"], "actor_rollout_ref.actor.optim.lr='fast': must be a number"),
