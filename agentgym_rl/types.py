@@ -25,6 +25,8 @@ class Role(StrEnum):
     SYSTEM = "system"
     USER = "user"
     """The environment, or the instruction."""
+    TOOL = "tool"
+    """The environment, where it answers a function call in a template that has a frame of its own for that."""
     ASSISTANT = "assistant"
     """The model."""
 

@@ -67,6 +67,9 @@ class EnvClient:
         self.data_len = data_len
         self.info: dict[str, Any] = {"observation": "", "reward": 0.0, "done": False}
         """What the latest call reported: ``observation``, ``reward``, ``done``."""
+        self.viewer_state: Any = None
+        """What the latest answer told beyond the observation, as plain JSON: the collector keeps it with the trajectory
+        for the viewer's panel, and the agent never sees it. None where there is nothing."""
         self._item: int | None = None
         self._step = 0
         self._closed = False

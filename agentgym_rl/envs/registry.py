@@ -94,6 +94,9 @@ class EnvSpec:
     """Settings -> the spec that obeys them; its `settings` are these."""
     expert: Callable[[Any], list[str]] | None = None
     """Actions that reach the goal of a freshly reset environment; None where nobody can say."""
+    panel: str = ""
+    """``module:function`` of what the viewer shows beside an episode's turns, see `agentgym_rl.viewer.panel`; empty for
+    nothing. The viewer alone loads it."""
 
     def __post_init__(self) -> None:
         """Raise `ConfigError` for what would otherwise fail in the middle of a run."""

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 from agentgym_rl.agent.chat import ChatTemplate
 from agentgym_rl.agent.strategies import Strategy, conversation_start
@@ -255,7 +256,7 @@ class _Attempt:
         """Reset the session to the item, and begin the record with the opening prompt."""
         client = session.client
         self._address = str(getattr(client, "env_server_base", ""))
-        observation = await session.call(lambda client: _reset(client, self._request.item.index))
+        observation, state = await session.call(lambda client: _reset(client, self._request.item.index))
         self._collection.worked.add(StopReason.ENV_ERROR)
         opening = conversation_start(client, self._settings.strategy)
         self._handler = RolloutHandler(
@@ -268,6 +269,7 @@ class _Attempt:
             rewards=RewardRule(client.reward_is_cumulative, client.succeeds_from(), client.reward_scale),
             started_at=self._started_at,
         )
+        self._handler.viewer_states.append(state)
         return self._handler
 
     async def _turns(self, handler: RolloutHandler, session: EnvSession) -> StopReason:
@@ -299,8 +301,9 @@ class _Attempt:
 
     async def _step(self, handler: RolloutHandler, session: EnvSession, text: str) -> StepOutput:
         start = time.monotonic()
-        output = await session.call(lambda client: _step(client, text))
+        output, state = await session.call(lambda client: _step(client, text))
         handler.append_step(output, time.monotonic() - start)
+        handler.viewer_states.append(state)
         return output
 
     def _fault(self, stop_reason: StopReason, kind: str, message: str) -> Trajectory:
@@ -323,14 +326,16 @@ class _Attempt:
         return f"{self._request.item.item_id}{turn}" + (f" at {self._address}" if self._address else "")
 
 
-def _reset(client: EnvClient, index: int) -> str:
+def _reset(client: EnvClient, index: int) -> tuple[str, Any]:
+    """The first observation, and what a viewer may show beyond it."""
     client.reset(index)
-    return _encodable(client.observe())
+    return _encodable(client.observe()), getattr(client, "viewer_state", None)
 
 
-def _step(client: EnvClient, text: str) -> StepOutput:
+def _step(client: EnvClient, text: str) -> tuple[StepOutput, Any]:
+    """What a turn did, and what a viewer may show beyond it."""
     output = client.step(text)
-    return replace(output, state=_encodable(output.state))
+    return replace(output, state=_encodable(output.state)), getattr(client, "viewer_state", None)
 
 
 def _encodable(observation: str) -> str:

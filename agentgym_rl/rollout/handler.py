@@ -139,6 +139,8 @@ class RolloutHandler:
         self._versions: list[int] = []
         self.messages: list[Message] = list(messages)
         self.turns: list[Turn] = []
+        self.viewer_states: list[object] = []
+        """What the client told a viewer at the start and after each turn: `EnvClient.viewer_state`."""
         self.score = 0.0
         self.done = False
         self.stop_reason: StopReason | None = None
@@ -277,6 +279,7 @@ class RolloutHandler:
             max_rounds=self.max_rounds,
             duration_s=time.monotonic() - self._started_at,
             error=error,
+            extra={"states": self.viewer_states} if any(state is not None for state in self.viewer_states) else {},
         )
 
     # ---------------------------------------------------------------------------------------------------------- details

@@ -107,6 +107,8 @@ def to_row(trajectory: Trajectory) -> dict[str, Any]:
     """The JSON form of a trajectory."""
     score = None if trajectory.masked else trajectory.score
     sampled = set(trajectory.sequence_ids[trajectory.loss_mask == 1].tolist())
+    if not trajectory.num_tokens:  # played without a model of ours: its turns are known, their tokens are not
+        sampled = set(trajectory.turn_messages)
     flags = [
         index in sampled if message.role == Role.ASSISTANT else None
         for index, message in enumerate(trajectory.messages)

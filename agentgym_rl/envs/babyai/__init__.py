@@ -84,5 +84,6 @@ SPEC = EnvSpec(
     data_version=_data_version,
     wire=replace(DIALECT_A, starts_on_create=False, created=_created, was_reset=_was_reset, stepped=_stepped),
     queries={"observation": _observation},
+    panel="agentgym_rl.envs.babyai.panel:panel",
     expert=_expert,
 )

@@ -107,5 +107,6 @@ _BASE = EnvSpec(
     settings=SciWorldSettings(),
     configure=_configure,
     expert=SciWorld.gold_actions,
+    panel="agentgym_rl.envs.sciworld.panel:panel",
 )
 SPEC = _configure(SciWorldSettings())

@@ -155,6 +155,7 @@ def configured(settings: SearchQASettings) -> EnvSpec:
         settings=settings,
         configure=configured,
         expert=lambda environment: environment.solution(),
+        panel="agentgym_rl.envs.searchqa.panel:panel",
     )
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from agentgym_rl.client.bare import BareClient
+from agentgym_rl.types import StepOutput
 
 
 class SearchQAClient(BareClient):
@@ -16,3 +19,13 @@ class SearchQAClient(BareClient):
     )
     action_forms = ("<search>words</search>", "<answer>text</answer>")
     example_action = "<search>capital of Kenya</search>"
+
+    def _read_reset(self, content: Any) -> str:
+        self.viewer_state = None
+        return super()._read_reset(content)
+
+    def _read_step(self, content: Any) -> StepOutput:
+        told = content.get("info") if isinstance(content, dict) else None
+        golden = told.get("golden_answers") if isinstance(told, dict) else None
+        self.viewer_state = {"golden_answers": golden} if golden else None
+        return super()._read_step(content)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from agentgym_rl.envs.base import Environment, InvalidCall, ResetResult, StepResult
 from agentgym_rl.envs.searchqa.corpus import Passage
@@ -38,11 +39,14 @@ class SearchQAStep(StepResult):
 
     f1: float | None = None
     """Of an answer; None for any other turn."""
+    golden_answers: tuple[str, ...] = ()
+    """The right ones, of the answer that ends the episode: before that they might help somebody."""
 
     @property
-    def info(self) -> dict[str, float]:
+    def info(self) -> dict[str, Any]:
         """What the wire tells beyond observation, reward and done."""
-        return {} if self.f1 is None else {"f1": self.f1, "exact_match": float(self.reward)}
+        judged = {} if self.f1 is None else {"f1": self.f1, "exact_match": float(self.reward)}
+        return judged | ({"golden_answers": list(self.golden_answers)} if self.golden_answers else {})
 
 
 def parse_move(text: str) -> tuple[Move, str] | None:
@@ -121,4 +125,6 @@ class SearchQA(Environment):
         self._answers_given += 1
         is_last = self._max_answers is not None and self._answers_given >= self._max_answers
         reply = "Right." if right else "That is not the answer." + (" No answers are left." if is_last else "")
-        return SearchQAStep(reply, int(right), right or is_last, f1(text, self._question.answers))
+        ends = right or is_last
+        answers = self._question.answers
+        return SearchQAStep(reply, int(right), ends, f1(text, answers), answers if ends else ())

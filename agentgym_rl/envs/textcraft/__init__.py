@@ -26,6 +26,7 @@ SPEC = EnvSpec(
     default_port=36001,
     data_version=_data_version,
     runs_inline=True,
+    panel="agentgym_rl.envs.textcraft.panel:panel",
     expert=lambda environment: plan(environment.goal),
     queries={
         "goal": lambda environment: environment.goal,

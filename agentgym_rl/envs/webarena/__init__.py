@@ -46,6 +46,9 @@ class WebArenaSettings:
     quiet: float = field(
         default=0.15, metadata={"help": "seconds without traffic after an action until the page is looked at"}
     )
+    screenshots: bool = field(
+        default=False, metadata={"help": "write a picture of the page, some 50 kB, with each turn, for the viewer"}
+    )
 
     def __post_init__(self) -> None:
         if bool(self.judge_url) != bool(self.judge_model):
@@ -100,6 +103,7 @@ def make_environment(settings: WebArenaSettings) -> WebArena:
             judge=Judge(settings.judge_url, settings.judge_model) if settings.judge_url else None,
             logins=settings.login_folder or task_file.parent,
             small_sites=sites,
+            screenshots=settings.screenshots,
         )
     )
 
@@ -126,6 +130,10 @@ def _expert(settings: WebArenaSettings) -> Any:
     return solve
 
 
+def _picture(screenshot: str | None) -> dict[str, str]:
+    return {} if screenshot is None else {"screenshot": screenshot}
+
+
 def configured(settings: WebArenaSettings) -> EnvSpec:
     """The environment under these settings."""
     return EnvSpec(
@@ -144,13 +152,14 @@ def configured(settings: WebArenaSettings) -> EnvSpec:
                 "observation": start.observation,
                 "sites": start.sites,
                 "object": start.intent,
+                **_picture(start.screenshot),
             },
             stepped=lambda step: {
                 "observation": step.observation,
                 "reward": step.reward,
                 "terminated": step.done,
                 "truncated": False,
-                "info": {"fail_error": step.fail_error, "page": {"url": step.url}},
+                "info": {"fail_error": step.fail_error, "page": {"url": step.url}, **_picture(step.screenshot)},
             },
             closed=lambda known: {"closed": "closed" if known else "there was no such session"},
         ),
@@ -163,6 +172,7 @@ def configured(settings: WebArenaSettings) -> EnvSpec:
         settings=settings,
         configure=configured,
         expert=_expert(settings),
+        panel="agentgym_rl.envs.webarena.panel:panel",
     )
 
 

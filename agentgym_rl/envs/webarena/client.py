@@ -43,6 +43,7 @@ class WebArenaClient(EnvClient):
         content = self._post("reset", {"seed": 0, "idx": idx})
         if self._field(content, "sites", "reset") == "Error":
             raise EnvTimeout(self._at("reset", f"the browser reports {content.get('observation')}"))
+        self._keep_picture(content)
         self.info = {"observation": self._prompt(), "reward": 0.0, "done": False}
         return self.observation()
 
@@ -50,6 +51,7 @@ class WebArenaClient(EnvClient):
         """Execute the action in an assistant's turn, which the server finds in it."""
         self._step += 1
         content = self._post("step", {"action": text})
+        self._keep_picture(content.get("info") if isinstance(content, dict) else None)
         done = self._truth(content, "terminated", "step") or self._truth(content, "truncated", "step")
         reward = self._number(content, "reward", "step") if done else 0.0
         output = StepOutput(self._prompt(), reward, done)
@@ -62,3 +64,8 @@ class WebArenaClient(EnvClient):
         if not isinstance(content, str):
             raise EnvProtocolError(self._at("observation", f"expected a string, got {content!r}"))
         return content
+
+    def _keep_picture(self, told: Any) -> None:
+        """A screenshot, where the server was asked to send them, is for the viewer."""
+        screenshot = told.get("screenshot") if isinstance(told, dict) else None
+        self.viewer_state = {"screenshot": screenshot} if screenshot else None

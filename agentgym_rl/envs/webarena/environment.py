@@ -40,6 +40,8 @@ class WebArenaStart(ResetResult):
     """Sites of the task; ``Error`` after a time-out."""
     intent: str
     """What is asked for; ``Error`` after a time-out."""
+    screenshot: str | None = None
+    """Of the page, as a data URL, where they are asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,8 @@ class WebArenaStep(StepResult):
     """Why the action had no effect; empty when it had."""
     url: str
     """Canonical address of the current tab."""
+    screenshot: str | None = None
+    """Of the page, as a data URL, where they are asked for."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,8 @@ class World:
     """Folder that the tasks' files of logged-in users are found in, by their names."""
     small_sites: SmallSites | None
     """The project's own sites, where no others are configured."""
+    screenshots: bool = False
+    """Whether each answer carries a picture of the page, for the viewer."""
 
 
 class WebArena(Environment):
@@ -104,7 +110,7 @@ class WebArena(Environment):
             self._observation = TIMED_OUT
             return WebArenaStart(TIMED_OUT, ERROR, ERROR)
         self._task, self._done = task, False
-        return WebArenaStart(self._observation, list(task.sites), task.intent)
+        return WebArenaStart(self._observation, list(task.sites), task.intent, self._screenshot())
 
     def step(self, action: str) -> WebArenaStep:
         if self._done:
@@ -121,7 +127,7 @@ class WebArena(Environment):
         except (NotAnAction, Refused) as refusal:
             trouble = str(refusal)
         self._look(trouble)
-        return WebArenaStep(self._observation, reward, self._done, trouble, self.url)
+        return WebArenaStep(self._observation, reward, self._done, trouble, self.url, self._screenshot())
 
     def close(self) -> None:
         self._world.browser.run(self._session.end())
@@ -157,6 +163,9 @@ class WebArena(Environment):
         self._view = self._world.browser.run(self._session.view())
         notice = f"The action had no effect: {trouble}\n" if trouble else ""
         self._observation = self._world.addresses.canonical(notice) + self._view.text
+
+    def _screenshot(self) -> str | None:
+        return self.render() if self._world.screenshots else None
 
     def _judge(self, stop: Action) -> float:
         """The product of the task's checks."""

@@ -66,7 +66,8 @@ def test_every_answer_to_the_byte(url: str) -> None:
         b'{"observation":"That is not the answer.","reward":0,"done":false,"info":{"f1":0.5,"exact_match":0.0}}'
     )
     assert post(url, "step", env_idx=handle, action="<answer>Am Rhein!</answer>").content == (
-        b'{"observation":"Right.","reward":1,"done":true,"info":{"f1":1.0,"exact_match":1.0}}'
+        b'{"observation":"Right.","reward":1,"done":true,'
+        b'"info":{"f1":1.0,"exact_match":1.0,"golden_answers":["am Rhein","Deutschland"]}}'
     )
     after = post(url, "step", env_idx=handle, action="<answer>Am Rhein!</answer>")
     assert (after.status_code, list(after.json())) == (400, ["detail"])

@@ -1,0 +1,69 @@
+"""A BabyAI episode played again from its seed, drawn from above for the viewer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from minigrid.core.world_object import Door, WorldObj
+
+from agentgym_rl.agent.actions import parse_action
+from agentgym_rl.envs.babyai.environment import BabyAI
+from agentgym_rl.envs.babyai.shapes import shape_of
+from agentgym_rl.envs.babyai.view import describe, state_of
+from agentgym_rl.types import Turn
+from agentgym_rl.viewer.panel import Block, Facts, Grid, Shape, Thing
+
+
+def replay(data_idx: int, turns: Sequence[Turn], opening: str) -> Iterator[tuple[Block, ...]]:
+    """A frame of the start and one after each turn, as long as the world says what was recorded."""
+    world = BabyAI()
+    if world.reset(data_idx).observation != opening:
+        return
+    yield _frame(world)
+    for turn in turns:
+        action = parse_action(turn.text)
+        # A turn without an action is answered by the client and changes nothing.
+        if action is not None and (world.done or world.step(action).observation != turn.observation):
+            return
+        yield _frame(world)
+
+
+def _frame(world: BabyAI) -> tuple[Block, ...]:
+    level = world.level
+    carried = "nothing" if level.carrying is None else describe(level.carrying)
+    facts = (("Carries", carried), ("Steps", f"{level.step_count} of {level.max_steps}"), ("Score", f"{world.score:g}"))
+    return _grid(world), Facts(facts)
+
+
+def _grid(world: BabyAI) -> Grid:
+    level = world.level
+    cells = level.grid.grid
+    things = (_thing(number % level.width, number // level.width, each) for number, each in enumerate(cells))
+    x, y = (int(part) for part in level.agent_pos)
+    agent = Thing(x, y, Shape.AGENT, "red", "the agent", int(level.agent_dir))
+    visible = _visible(world)
+    return Grid(
+        *(level.width, level.height, (*filter(None, things), agent), "World"),
+        walls="".join("1" if each is not None and each.type == "wall" else "0" for each in cells),
+        lit="".join("1" if number in visible else "0" for number in range(len(cells))),
+    )
+
+
+def _thing(x: int, y: int, thing: WorldObj | None) -> Thing | None:
+    """A thing as it is drawn; None for an empty cell and for a wall."""
+    if thing is None or thing.type == "wall":
+        return None
+    state = state_of(thing) if isinstance(thing, Door) else ""
+    return Thing(x, y, shape_of(thing.type, state), thing.color, describe(thing))
+
+
+def _visible(world: BabyAI) -> set[int]:
+    """Numbers of the cells that the agent sees now."""
+    level = world.level
+    _, mask = level.gen_obs_grid()
+    cells = set()
+    for number in range(level.width * level.height):
+        at = level.relative_coords(number % level.width, number // level.width)
+        if at is not None and mask[at[0], at[1]]:
+            cells.add(number)
+    return cells

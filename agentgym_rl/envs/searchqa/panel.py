@@ -1,0 +1,120 @@
+"""SearchQA in the viewer: the question, each search and answer, and the passages with the answer marked in them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from agentgym_rl.envs.searchqa.environment import Move, parse_move
+from agentgym_rl.types import Trajectory, Turn
+from agentgym_rl.viewer.panel import Block, Facts, Mark, Panel, Table, Text, Tone, first_observation, states
+
+_QUESTION = re.compile(r"^ ?Question: (.*)", re.MULTILINE | re.DOTALL)
+_PASSAGE = re.compile(r"^Doc ([0-9]+)\(Title: (.*?)\) ?", re.MULTILINE)
+_RESULTS = re.compile(r"<information>(.*)</information>", re.DOTALL)
+
+
+def panel(trajectory: Trajectory) -> Panel:
+    """The passages found after each turn, the moves so far, and what the right answer is, as far as it is known."""
+    question = match[1].strip() if (match := _QUESTION.search(first_observation(trajectory))) else ""
+    moves = [_move(turn) for turn in trajectory.turns]
+    right, given = _right_answers(trajectory, moves), _last_answer(moves)
+    marked = right or ((given,) if given else ())
+    tone = Tone.GOOD if right else Tone.NEXT
+    frames = tuple(
+        _frame(question, trajectory.turns, moves, number, marked, tone) for number in range(len(trajectory.turns) + 1)
+    )
+    return Panel(frames, always=(_answers(trajectory, right, given),), note=_note(right, given))
+
+
+def _note(right: Sequence[str], given: str) -> str:
+    if right:
+        return "Marked: a right answer."
+    return "Marked: the agent's answer; the right one is not known here." if given else ""
+
+
+def _move(turn: Turn) -> tuple[str, str]:
+    """Kind and words of a turn's move; the kind is empty when it makes none."""
+    move = parse_move(turn.text)
+    return ("", "") if move is None else (str(move[0]), move[1])
+
+
+def _last_answer(moves: Sequence[tuple[str, str]]) -> str:
+    return next((words for kind, words in reversed(moves) if kind == Move.ANSWER), "")
+
+
+def _right_answers(trajectory: Trajectory, moves: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+    """Those that the server told, else an answer that was rewarded."""
+    for state in reversed(states(trajectory)):
+        told = state.get("golden_answers") if isinstance(state, dict) else None
+        if isinstance(told, list) and told:
+            return tuple(str(answer) for answer in told)
+    rewarded = zip(trajectory.turns, moves, strict=True)
+    return tuple(words for turn, (kind, words) in rewarded if kind == Move.ANSWER and turn.reward > 0)[:1]
+
+
+def _frame(
+    question: str,
+    turns: Sequence[Turn],
+    moves: Sequence[tuple[str, str]],
+    number: int,
+    answers: Sequence[str],
+    tone: Tone,
+) -> tuple[Block, ...]:
+    blocks: list[Block] = [Text(question, "Question"), _moves_table(turns[:number], moves[:number])]
+    if number and (found := _found(turns[number - 1].observation)):
+        blocks.append(_passages(found, answers, tone))
+    return tuple(blocks)
+
+
+def _found(observation: str | None) -> str:
+    """The passages in an observation; empty where there are none."""
+    match = _RESULTS.search(observation or "")
+    return match[1].strip() if match else ""
+
+
+def _moves_table(turns: Sequence[Turn], moves: Sequence[tuple[str, str]]) -> Table:
+    rows = [
+        (str(number), kind or "nothing", words, _outcome(kind, turn))
+        for number, (turn, (kind, words)) in enumerate(zip(turns, moves, strict=True), 1)
+    ]
+    tones = tuple(_tone_of(kind, turn) for turn, (kind, _) in zip(turns, moves, strict=True))
+    return Table(("turn", "move", "words", "outcome"), tuple(rows), "Searches and answers", tones)
+
+
+def _outcome(kind: str, turn: Turn) -> str:
+    if kind == Move.ANSWER:
+        return "right" if turn.reward > 0 else "wrong"
+    if kind == Move.SEARCH:
+        return f"{len(_PASSAGE.findall(_found(turn.observation)))} passages"
+    return ""
+
+
+def _tone_of(kind: str, turn: Turn) -> Tone:
+    if kind == Move.ANSWER:
+        return Tone.GOOD if turn.reward > 0 else Tone.BAD
+    return Tone.PLAIN if kind else Tone.MUTED
+
+
+def _passages(text: str, answers: Sequence[str], tone: Tone) -> Text:
+    marks = _marks(text, answers, tone)
+    return Text(text, f"Passages found, the answer marked: {len(marks)} times" if answers else "Passages found", marks)
+
+
+def _marks(text: str, answers: Sequence[str], tone: Tone) -> tuple[Mark, ...]:
+    """Where an answer stands in a text, whatever its case and spaces; longer answers before those inside them."""
+    words = sorted({" ".join(answer.split()) for answer in answers if answer.strip()}, key=len, reverse=True)
+    if not words:
+        return ()
+    spaced = "|".join(r"\s+".join(re.escape(part) for part in word.split(" ")) for word in words)
+    found = re.finditer(rf"(?<!\w)(?:{spaced})(?!\w)", text, re.IGNORECASE)
+    return tuple(Mark(match.start(), match.end(), tone) for match in found)
+
+
+def _answers(trajectory: Trajectory, right: Sequence[str], given: str) -> Facts:
+    rows: list[tuple[str, Any]] = [("The agent's answer", given or "none")]
+    if right:
+        rows.append(("Right answers", "; ".join(right)))
+    rows.append(("Judged", "right" if trajectory.success else "not right"))
+    return Facts(tuple(rows), "Answer")
