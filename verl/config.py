@@ -693,6 +693,8 @@ class TrainerConfig:
     seed: int = 0
     num_threads: int | None = None
     """Threads of torch per worker; None shares the machine's cores out among its workers."""
+    dry_run: bool = False
+    """Check what can be checked without the model's weights and a server, print the plan, and end."""
 
     def __post_init__(self) -> None:
         _check_workers(self)
@@ -875,6 +877,8 @@ class GenerationTrainerConfig:
     device: str = "auto"
     worker_group: str = "ray"
     num_threads: int | None = None
+    dry_run: bool = False
+    """Check what can be checked without the model's weights and a server, print the plan, and end."""
 
     def __post_init__(self) -> None:
         _check_workers(self)
