@@ -1,0 +1,51 @@
+"""The subcommand ``agentgym-rl view``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+from agentgym_rl.client.connection import TOKEN_VARIABLE
+from agentgym_rl.envs.commands import port
+from agentgym_rl.errors import ConfigError
+
+_DEFAULT_PORT = 36100
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+def add_view(subcommands: Any) -> None:
+    parser = subcommands.add_parser("view", help="look at trainings and trajectories in the browser")
+    parser.add_argument("path", type=Path, help="a run, a folder of runs, or one trajectory file (.jsonl)")
+    parser.add_argument("--port", type=port, default=_DEFAULT_PORT, help="0 takes a free one")
+    parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0 serves other machines, too, with a token")
+    parser.add_argument("--token", help=f"what the browser must know; default: the variable {TOKEN_VARIABLE}, if set")
+    parser.set_defaults(run=_view)
+
+
+def _view(options: argparse.Namespace) -> None:
+    try:
+        from agentgym_rl.viewer.app import build_app
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"the viewer needs the package {error.name}: pip install 'agentgym-rl[viewer]'") from error
+    from agentgym_rl.envs.serving import Server, bind, url_of
+    from agentgym_rl.viewer.library import Library
+    from agentgym_rl.viewer.security import Access, host_names
+
+    access = Access(_token(options), host_names([options.host]))
+    app = build_app(Library(options.path), access=access)
+    listener = bind(options.host, options.port)
+    query = f"/?token={access.token}" if access.token else ""
+    Server(app, on_ready=lambda: print(f"viewing {options.path} on {url_of(listener)}{query}", flush=True)).run(
+        sockets=[listener]
+    )
+
+
+def _token(options: argparse.Namespace) -> str:
+    """The chosen token; a fresh one where other machines could ask and none was chosen."""
+    chosen: str = os.environ.get(TOKEN_VARIABLE, "") if options.token is None else options.token
+    if not chosen.strip() and options.host not in _LOOPBACK:
+        return secrets.token_urlsafe(16)
+    return chosen.strip()

@@ -1,0 +1,183 @@
+"""Which trajectories a list shows, in which order: filters, text search, sorting, groups, pages."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any, Literal
+
+import msgspec
+from pydantic import BaseModel, ConfigDict, Field
+
+from agentgym_rl.viewer.library import Library, natural
+from agentgym_rl.viewer.rows import Summary, decode
+
+_MAX_PAGE = 1000
+_NUM_SEARCHES = 16
+
+SortKey = Literal[
+    "step",
+    "item_id",
+    "score",
+    "success",
+    "stop_reason",
+    "turns",
+    "tokens",
+    "sampled_tokens",
+    "duration_s",
+    "uid",
+    "run",
+]
+Limit = Annotated[float | None, Field(allow_inf_nan=False)]
+
+
+class Query(BaseModel):
+    """What the list is asked for; a filter that is None or empty lets all pass."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    run: list[str] = []
+    phase: Literal["", "train", "val", "eval"] = ""
+    task: str = ""
+    item: str = Field("", max_length=200)
+    """Part of an item id; in quotes the whole of it."""
+    uid: str = ""
+    step_min: int | None = None
+    step_max: int | None = None
+    score_min: Limit = None
+    score_max: Limit = None
+    success: bool | None = None
+    stop: list[str] = []
+    """Stop reasons, any of which will do."""
+    turns_min: int | None = None
+    turns_max: int | None = None
+    tokens_min: int | None = None
+    tokens_max: int | None = None
+    text: str = Field("", max_length=500)
+    """Somewhere in a message, upper and lower case alike."""
+    sort: SortKey = "step"
+    descending: bool = False
+    grouped: bool = False
+    """Members of a group together: groups in the order of the one of theirs that comes first."""
+    offset: int = Field(0, ge=0)
+    limit: int = Field(100, ge=1, le=_MAX_PAGE)
+
+
+class Page(msgspec.Struct):
+    """A stretch of the list."""
+
+    total: int
+    offset: int
+    rows: list[Summary]
+
+
+def select(library: Library, query: Query, searches: Searches) -> list[Summary]:
+    """All trajectories that pass the filters, in order."""
+    chosen = [summary for summary in library.summaries() if _passes(summary, query)]
+    if query.text:
+        found = searches.find(library, query.text, [summary.id for summary in chosen])
+        chosen = [summary for summary in chosen if summary.id in found]
+    return _ordered(chosen, query)
+
+
+def page_of(rows: list[Summary], query: Query) -> Page:
+    return Page(len(rows), query.offset, rows[query.offset : query.offset + query.limit])
+
+
+def _passes(summary: Summary, query: Query) -> bool:
+    return (
+        (not query.run or summary.run in query.run)
+        and (not query.phase or summary.phase == query.phase)
+        and (not query.task or summary.task == query.task)
+        and (not query.item or _names(summary.item_id, query.item))
+        and (not query.uid or summary.uid == query.uid)
+        and _within(summary.step, query.step_min, query.step_max)
+        and _within(summary.score, query.score_min, query.score_max)
+        and (query.success is None or summary.success is query.success)
+        and (not query.stop or summary.stop_reason in query.stop)
+        and _within(summary.turns, query.turns_min, query.turns_max)
+        and _within(summary.tokens, query.tokens_min, query.tokens_max)
+    )
+
+
+def _names(item_id: str, wanted: str) -> bool:
+    quoted = re.fullmatch(r'"(.*)"', wanted)
+    return item_id == quoted[1] if quoted else wanted.casefold() in item_id.casefold()
+
+
+def _within(value: float | None, low: float | None, high: float | None) -> bool:
+    if low is None and high is None:
+        return True
+    return value is not None and (low is None or value >= low) and (high is None or value <= high)
+
+
+def _ordered(rows: list[Summary], query: Query) -> list[Summary]:
+    """Sorted; what has no value comes last in either direction."""
+    key = _sort_key(query.sort)
+    known = [row for row in rows if getattr(row, query.sort) is not None]
+    unknown = [row for row in rows if getattr(row, query.sort) is None]
+    ordered = sorted(known, key=key, reverse=query.descending) + unknown
+    return _together(ordered) if query.grouped else ordered
+
+
+def _sort_key(name: str) -> Callable[[Summary], Any]:
+    if name in ("item_id", "uid", "run"):
+        return lambda row: natural(getattr(row, name))
+    return lambda row: getattr(row, name)
+
+
+def group_of(summary: Summary) -> tuple[str, str, int, str]:
+    """What members of a group share."""
+    return summary.run, summary.phase, summary.step, summary.uid
+
+
+def _together(rows: Iterable[Summary]) -> list[Summary]:
+    groups: dict[tuple[str, str, int, str], list[Summary]] = {}
+    for row in rows:
+        groups.setdefault(group_of(row), []).append(row)
+    return [
+        row for group in groups.values() for row in sorted(group, key=lambda row: (row.sample_index, row.trial, row.id))
+    ]
+
+
+class _Said(msgspec.Struct):
+    value: str = ""
+    content: str = ""
+
+
+class _Texts(msgspec.Struct):
+    conversations: list[_Said]
+
+
+_texts_decoder = msgspec.json.Decoder(_Texts)
+
+
+class Searches:
+    """Text searches in the files, which are remembered, so that paging and a growing run read only what is new."""
+
+    def __init__(self) -> None:
+        self._results: OrderedDict[str, dict[str, bool]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def find(self, library: Library, text: str, ids: Iterable[str]) -> set[str]:
+        """Those of the trajectories ``ids`` in whose messages ``text`` stands, whatever its case."""
+        wanted = text.casefold()
+        with self._lock:
+            known = self._results.setdefault(wanted, {})
+            self._results.move_to_end(wanted)
+            while len(self._results) > _NUM_SEARCHES:
+                self._results.popitem(last=False)
+            ids = set(ids)
+            for summary, row in library.read_rows(ids - known.keys()):
+                known[summary.id] = _contains(row, wanted)
+            return {id for id in ids if known.get(id)}
+
+
+def _contains(row: bytes, wanted: str) -> bool:
+    try:
+        said = decode(row, _texts_decoder).conversations
+    except ValueError:
+        return False  # the file was replaced since; the next refresh will see to it
+    return any(wanted in (each.value or each.content).casefold() for each in said)

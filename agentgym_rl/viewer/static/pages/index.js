@@ -1,0 +1,3 @@
+// The registry of pages: each module below adds its page when it is loaded.
+
+import "./runs.js";

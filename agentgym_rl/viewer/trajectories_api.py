@@ -1,0 +1,67 @@
+"""Calls about trajectories: the list, what it can be filtered by, and all of one."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter
+from fastapi import Query as QueryString
+from starlette.responses import Response
+
+from agentgym_rl.viewer.answers import json_answer, not_found
+from agentgym_rl.viewer.library import Library
+from agentgym_rl.viewer.query import Query, Searches, group_of, page_of, select
+from agentgym_rl.viewer.records import record_of
+from agentgym_rl.viewer.runs_api import REFRESH_BUDGET_S, state
+
+
+def make_router(library: Library) -> APIRouter:
+    router = APIRouter()
+    searches = Searches()
+
+    @router.get("/trajectories")
+    def trajectories(query: Annotated[Query, QueryString()]) -> Response:
+        """A page of the list, see `Query`."""
+        library.refresh(REFRESH_BUDGET_S)
+        page = page_of(select(library, query, searches), query)
+        return json_answer({**state(library), **msgspec.structs.asdict(page)})
+
+    @router.get("/facets")
+    def facets(run: str = "") -> Response:
+        """What the trajectories, of one run or of all, can be filtered by."""
+        library.refresh(REFRESH_BUDGET_S)
+        return json_answer(_facets(library, run))
+
+    @router.get("/trajectories/{id}")
+    def trajectory(id: str) -> Response:
+        """All of one trajectory, made ready for its page, with the members of its group."""
+        library.refresh(REFRESH_BUDGET_S)
+        summary, row = library.find(id), library.read_row(id)
+        if summary is None or row is None:
+            raise not_found("trajectory", id)
+        group = [each for each in library.summaries() if group_of(each) == group_of(summary)]
+        group.sort(key=lambda each: (each.sample_index, each.trial, each.id))
+        place = library.place_of(id)
+        return json_answer({"summary": summary, "place": place, "group": group, **record_of(row)})
+
+    @router.get("/trajectories/{id}/raw")
+    def raw(id: str) -> Response:
+        """The trajectory's row as it stands in its file."""
+        row = library.read_row(id)
+        if row is None:
+            raise not_found("trajectory", id)
+        return Response(row, media_type="application/json")
+
+    return router
+
+
+def _facets(library: Library, run: str) -> dict[str, Any]:
+    chosen = [summary for summary in library.summaries() if not run or summary.run == run]
+    return {
+        "runs": library.runs(),
+        "tasks": sorted({summary.task for summary in chosen}),
+        "phases": sorted({summary.phase for summary in chosen}),
+        "stop_reasons": sorted({summary.stop_reason for summary in chosen}),
+        "steps": sorted({summary.step for summary in chosen}),
+    }
