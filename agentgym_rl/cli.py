@@ -42,7 +42,7 @@ def _add_demonstrate(subcommands: Any) -> None:
     parser.add_argument("task", help="a registered environment that has an expert, e.g. textcraft")
     parser.add_argument("--items", type=Path, required=True, metavar="PATH", help="item list: a file or a folder")
     parser.add_argument("--out", type=Path, required=True, metavar="PATH", help="conversations, .json or .jsonl")
-    parser.add_argument("--strategy", default="react", help="react or act: how the agent shall answer")
+    parser.add_argument("--agent", default="react", help="react or act: how the agent shall answer")
     parser.set_defaults(run=_demonstrate)
 
 
@@ -53,7 +53,7 @@ def _demonstrate(options: argparse.Namespace) -> None:
     from agentgym_rl.envs.options import configured_spec
 
     spec = configured_spec(options)
-    conversations = demonstrate(load_items(options.items, spec.name), spec, options.strategy)
+    conversations = demonstrate(load_items(options.items, spec.name), spec, options.agent)
     write_conversations(options.out, conversations)
     print(f"{len(conversations)} demonstrations in {options.out}")
 

@@ -306,8 +306,13 @@ class Trajectory:
 
     @property
     def turn_messages(self) -> tuple[int, ...]:
-        """Index of each turn's message: of the assistant's messages the last ones, after those of the opening."""
-        spoken = [index for index, message in enumerate(self.messages) if message.role == Role.ASSISTANT]
+        """Index of each turn's message: of the assistant's messages, asides apart, the last ones, after the opening."""
+        asides = {aside.message for aside in self.asides}
+        spoken = [
+            index
+            for index, message in enumerate(self.messages)
+            if message.role == Role.ASSISTANT and index not in asides
+        ]
         return tuple(spoken[len(spoken) - len(self.turns) :])
 
     @property

@@ -69,7 +69,7 @@ python examples/quickstart/pick_items.py --depths $DEPTHS --worlds 4 --out "$OUT
 python examples/quickstart/pick_items.py --depths $SFT_DEPTHS --out "$OUT/data/warm-up"
 if [ "$MODEL" = smollm2 ]; then
   agentgym-rl demonstrate textcraft --items "$OUT/data/warm-up/train.json" \
-    --out "$OUT/data/demonstrations.jsonl" --strategy act
+    --out "$OUT/data/demonstrations.jsonl" --agent act
   python scripts/smollm2.py --out saves/smollm2
   base=saves/smollm2
 else
@@ -85,7 +85,7 @@ evaluate() { # model, folder
   python -m verl.agent_trainer.main_generation \
     "model.path=$1" "data.path=$OUT/data/eval" "data.n_samples=$SAMPLES" data.batch_size=64 "data.seed=$SEED" \
     data.max_prompt_length=1024 data.max_response_length=1024 \
-    agentgym.task_name=textcraft "agentgym.env_addr=$url" agentgym.strategy=act agentgym.max_rounds=10 \
+    agentgym.task_name=textcraft "agentgym.env_addr=$url" agentgym.agent=act agentgym.max_rounds=10 \
     rollout.temperature=1 rollout.max_tokens=48 rollout.max_model_len=2048 "rollout.rollout_log_dir=$2" \
     "${devices[@]}"
 }
@@ -106,7 +106,7 @@ python -m verl.agent_trainer.main_ppo \
   algorithm.rounds_ctrl.steps_scaling_inter=$(( (STEPS + 2) / 3 )) \
   "data.train_file=$OUT/data/train.json" data.max_prompt_length=1024 data.max_response_length=1024 "data.seed=$SEED" \
   actor_rollout_ref.agentgym.task_name=textcraft "actor_rollout_ref.agentgym.env_addr=$url" \
-  actor_rollout_ref.agentgym.strategy=act "actor_rollout_ref.model.path=$OUT/sft/huggingface" \
+  actor_rollout_ref.agentgym.agent=act "actor_rollout_ref.model.path=$OUT/sft/huggingface" \
   actor_rollout_ref.rollout.max_tokens=48 actor_rollout_ref.rollout.max_model_len=2048 \
   actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean \
   "trainer.total_training_steps=$STEPS" "trainer.seed=$SEED" "trainer.default_local_dir=$OUT/rl" \

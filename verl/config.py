@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from agentgym_rl.agent.strategies import Strategy
+from agentgym_rl.agent.strategies import AgentChoice
 from agentgym_rl.client.addresses import addresses_by_task
 from agentgym_rl.errors import ConfigError
 from agentgym_rl.rounds import RoundScheduler
@@ -76,8 +76,15 @@ class AgentGymConfig:
     """Seconds that one try to connect to a server may take."""
     max_retries: int = 10
     """Tries to reach the server at the start of a run, and for requests that cannot have run twice."""
-    strategy: str = "react"
-    """How the agent is told to answer: ``react`` (thought, then action) or ``act`` (action only)."""
+    agent: str = "react"
+    """The agent's way of thinking: ``react`` (thought, then action), ``act`` (action only), ``plan`` (a plan first,
+    kept in view), ``reflect`` (after a failure, what to do differently, and another trial), or a class of your own
+    as ``package.module:Class``."""
+    action_format: str = "react"
+    """How an action is written: ``react`` (a line ``Action: ...``), ``function_calling`` (in the model's own format
+    where its chat template has one) or ``code_as_action`` (one call, as in Python; it is read, never run)."""
+    max_trials: int = 3
+    """Trials of an item by one sample, for agents that try again, such as ``reflect``."""
     max_concurrency: int = 256
     """Trajectories in flight per rollout worker, and so its threads and connections to the server."""
 
@@ -87,9 +94,14 @@ class AgentGymConfig:
         _above("agentgym.connect_timeout", self.connect_timeout, 0)
         _at_least("agentgym.max_retries", self.max_retries, 0)
         _at_least("agentgym.max_concurrency", self.max_concurrency, 1)
-        _one_of("agentgym.strategy", self.strategy, tuple(Strategy))
+        _ = self.agent_choice
         if self.task_name != "???" and self.env_addr not in ("???", ""):
             _ = self.servers
+
+    @property
+    def agent_choice(self) -> AgentChoice:
+        """Way of thinking and form of actions; raises `ConfigError` when there is none of that name."""
+        return AgentChoice(self.agent, self.action_format, self.max_trials)
 
     @property
     def tasks(self) -> tuple[str, ...]:

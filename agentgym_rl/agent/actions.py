@@ -8,6 +8,7 @@ after the label. Code fences, backticks, quotes, asterisks and a final full stop
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 _LABEL_AT_LINE_START = re.compile(r"^[ \t>*_#`]*action[ \t]*:", re.IGNORECASE | re.MULTILINE)
 _LABEL_ANYWHERE = re.compile(r"\baction[ \t]*:", re.IGNORECASE)
@@ -18,42 +19,60 @@ _QUOTED = re.compile(r"""(["'])((?:(?!\1).)*)\1""")
 _DECORATION = "`* \t"
 
 
+@dataclass(frozen=True, slots=True)
+class FoundAction:
+    """Where a turn has its action: the line ``text[start:end]``."""
+
+    label_start: int
+    """Where ``Action:`` begins, and so what precedes it ends."""
+    start: int
+    end: int
+    action: str
+    """On one line with single spaces, undecorated."""
+
+
 def parse_action(text: str) -> str | None:
     """The action that ``text`` asks for, on one line with single spaces; None when it names none."""
-    return split_thought(text)[1]
+    found = find_action(text)
+    return None if found is None else found.action
 
 
 def split_thought(text: str) -> tuple[str, str | None]:
     """Thought and action of a turn. Without an action the whole text is the thought."""
-    read = _before_guessed_answer(text)
-    label = _last_label(read)
-    action = None if label is None else _first_line(read[label.end() :])
-    thought = text if label is None or action is None else read[: label.start()]
+    found = find_action(text)
+    thought, action = (text, None) if found is None else (text[: found.label_start], found.action)
     return _THOUGHT_LABEL.sub("", thought, count=1).strip(), action
 
 
-def _before_guessed_answer(text: str) -> str:
+def find_action(text: str) -> FoundAction | None:
+    """The action of a turn and where it stands; None when there is none."""
+    read = before_guessed_answer(text)
+    label = last_action_label(read)
+    if label is None:
+        return None
+    start = label.end()
+    for line in read[label.end() :].splitlines(keepends=True):
+        shown = line.strip()
+        action = None if _FENCE_LINE.fullmatch(shown) else _undecorated(" ".join(line.split()))
+        if action:
+            begin = start + line.index(shown)
+            return FoundAction(label.start(), begin, begin + len(shown), action)
+        start += len(line)
+    return None
+
+
+def before_guessed_answer(text: str) -> str:
     """``text`` up to the observation that the model made up; all of it when nothing stands before."""
     guess = _GUESSED_ANSWER.search(text)
     return text if guess is None or not text[: guess.start()].strip() else text[: guess.start()]
 
 
-def _last_label(text: str) -> re.Match[str] | None:
+def last_action_label(text: str) -> re.Match[str] | None:
+    """The ``Action:`` that decides: see the module's text."""
     for pattern in (_LABEL_AT_LINE_START, _LABEL_ANYWHERE):
         labels = list(pattern.finditer(text))
         if labels:
             return labels[-1]
-    return None
-
-
-def _first_line(text: str) -> str | None:
-    """The first line that says something, undecorated."""
-    for line in text.splitlines():
-        if _FENCE_LINE.fullmatch(line.strip()):
-            continue
-        action = _undecorated(" ".join(line.split()))
-        if action:
-            return action
     return None
 
 

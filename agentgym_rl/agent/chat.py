@@ -10,9 +10,10 @@ tokens: a control string inside a content is encoded as plain text.
 
 from __future__ import annotations
 
+import json
 import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Any, Protocol
@@ -35,7 +36,9 @@ class Tokenizer(Protocol):
     @property
     def added_tokens_decoder(self) -> dict[int, Any]: ...
 
-    def apply_chat_template(self, conversation: Any, *, tokenize: bool, add_generation_prompt: bool) -> Any: ...
+    def apply_chat_template(
+        self, conversation: Any, *, tokenize: bool, add_generation_prompt: bool, **options: Any
+    ) -> Any: ...
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
 
@@ -106,9 +109,12 @@ class ChatTemplate:
     first prompt with those roles.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, warns: bool = True) -> None:
-        """``warns``: False in all but one of the processes that share a run."""
+    def __init__(self, tokenizer: Tokenizer, *, warns: bool = True, tools: Sequence[Mapping[str, Any]] = ()) -> None:
+        """``warns``: False in all but one of the processes that share a run. ``tools``: functions that the template
+        declares in every prompt, in its own format; see `with_tools`."""
         self._tokenizer, self._warns = tokenizer, warns
+        self._tools = [dict(tool) for tool in tools]
+        self._with_tools: dict[str, ChatTemplate] = {}
         self._render_errors = _template_errors()
         self._layouts: dict[tuple[Role, ...], list[_Piece | int]] = {}
         self._remembered: dict[tuple[str, bool], tuple[int, ...]] = {}
@@ -136,9 +142,45 @@ class ChatTemplate:
         """Tokens at which an engine must stop: end-of-turn, and the model's end-of-text where that differs."""
         self._answer_head, self._answer_tail = self._find_answer_frame(answer_header, ending), turn_tail
         self._answer_opening = ending[len(answer_header) :] if ending.startswith(answer_header) else ""
-        self._set_observation_frame(gap, ending)
+        self._turn_end = turn_gap[: len(turn_gap) - len(gap)]
+        self._observation_layout = self._observation_frame(gap, ending, self._closings[Role.USER])
+        self._tool_layout = self._tool_frame() if self._tools else None
         if self._warns and self.rewrites_history:
             logger.warning(_REWRITING, "(such as removing their thoughts)")
+
+    # ---------------------------------------------------------------------------------------------------------- tools
+
+    @property
+    def declares_tools(self) -> bool:
+        """True when every prompt lists functions in the template's own format."""
+        return bool(self._tools)
+
+    @property
+    def answer_role(self) -> Role:
+        """Whose message the environment's answer to an action is: the tool's where the template has a frame for it."""
+        return Role.USER if self._tool_layout is None else Role.TOOL
+
+    def with_tools(self, tools: Sequence[Mapping[str, Any]]) -> ChatTemplate:
+        """The same template declaring ``tools`` (JSON schemas of functions); itself where it has no format for them."""
+        if not tools or self._tools:
+            return self
+        key = json.dumps(list(tools))
+        if key not in self._with_tools:
+            shown = ChatTemplate(self._tokenizer, warns=False, tools=tools) if self._takes(tools) else self
+            self._with_tools[key] = shown
+        return self._with_tools[key]
+
+    def _takes(self, tools: Sequence[Mapping[str, Any]]) -> bool:
+        probe = [{"role": "user", "content": _slot(0)}]
+        try:
+            render = str(
+                self._tokenizer.apply_chat_template(
+                    probe, tokenize=False, add_generation_prompt=True, tools=[dict(tool) for tool in tools]
+                )
+            )
+        except self._render_errors:
+            return False
+        return all(tool["function"]["name"] in render for tool in tools)
 
     # ------------------------------------------------------------------------------------------------------- encoding
 
@@ -160,14 +202,18 @@ class ChatTemplate:
         ]
         return self._encode(pieces, at_start=True)
 
-    def encode_observation(self, text: str, message_index: int) -> EncodedText:
+    def encode_observation(self, text: str, message_index: int, role: Role = Role.USER) -> EncodedText:
         """Ids that follow an assistant turn's end-of-turn: separator, observation in its frame, generation prompt.
+
+        ``role``: `Role.TOOL` for the frame of a function's result; the user's where the template has none.
 
         ``message_index`` is the observation's: the separator counts to the message before, the generation prompt to the
         one after. Control strings in ``text`` come out as plain text.
         """
-        content = _Piece(0, self._trims[Role.USER](text))
-        pieces = [piece if isinstance(piece, _Piece) else content for piece in self._observation_layout]
+        is_result = role == Role.TOOL and self._tool_layout is not None
+        content = _Piece(0, self._result(text) if is_result else self._trims[Role.USER](text))
+        layout = self._tool_layout if is_result and self._tool_layout is not None else self._observation_layout
+        pieces = [piece if isinstance(piece, _Piece) else content for piece in layout]
         encoded = self._encode(pieces, at_start=False)
         return EncodedText(encoded.ids, tuple(message_index + offset for offset in encoded.sequence_ids))
 
@@ -210,11 +256,11 @@ class ChatTemplate:
         return str(self._tokenizer.decode(kept, skip_special_tokens=True))
 
     def _encode_message(self, messages: Sequence[Message], index: int) -> EncodedText:
-        message, expected = messages[index], _alternate(messages[index - 1].role)
-        if message.role != expected:
+        message, follows_answer = messages[index], messages[index - 1].role == Role.ASSISTANT
+        if (message.role in (Role.USER, Role.TOOL)) != follows_answer:
             raise ConfigError(f"message {index} is the {message.role}'s: after the prompt, roles must alternate")
-        if message.role == Role.USER:
-            return self.encode_observation(message.content, index)
+        if follows_answer:
+            return self.encode_observation(message.content, index, message.role)
         answer = self.encode_answer(message.content)
         return EncodedText(answer, (index,) * len(answer))
 
@@ -301,10 +347,11 @@ class ChatTemplate:
 
     def _render(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
         conversation = [{"role": str(message.role), "content": message.content} for message in messages]
+        options = {"tools": self._tools} if self._tools else {}
         try:
             return str(
                 self._tokenizer.apply_chat_template(
-                    conversation, tokenize=False, add_generation_prompt=add_generation_prompt
+                    conversation, tokenize=False, add_generation_prompt=add_generation_prompt, **options
                 )
             )
         except self._render_errors as error:
@@ -379,15 +426,40 @@ class ChatTemplate:
         """The text that the template writes between generation prompt and assistant's content (often nothing)."""
         return header[len(ending) :] if header.startswith(ending) and not self.rewrites_history else ""
 
-    def _set_observation_frame(self, gap: str, ending: str) -> None:
+    def _observation_frame(self, gap: str, ending: str, user_closing: str) -> list[_Piece | int]:
+        """What follows an assistant's end-of-turn; 0 stands where the content goes."""
         token = self._added.get(self.end_of_turn_id)
         separator, header = _split_off(gap, self._separator())
-        closing, generation_prompt = _split_off(ending, self._closings[Role.USER])
+        closing, generation_prompt = _split_off(ending, user_closing)
         if getattr(token, "rstrip", False):
             separator, header = (separator.lstrip(), header) if separator.strip() else ("", header.lstrip())
         head = self._split_scaffold((separator, -1), (header, 0))
         tail = self._split_scaffold((closing, 0), (generation_prompt, 1))
-        self._observation_layout = self._compile([*head, 0, *tail], at_start=False)
+        return self._compile([*head, 0, *tail], at_start=False)
+
+    def _tool_frame(self) -> list[_Piece | int] | None:
+        """The frame of a function's result after an assistant's turn; None where the template has none."""
+        probe = [_slot_message(Role.USER, 0), _slot_message(Role.ASSISTANT, 1), _slot_message(Role.TOOL, 2)]
+        try:
+            render = self._render(probe, add_generation_prompt=True)
+            gap, ending = self._split_at_slots(render, (1, 2), (2, None))
+            closing = _after(self._render(probe, add_generation_prompt=False), _slot(2))
+            self._result = self._find_result_form()
+        except ConfigError:
+            return None
+        if not gap.startswith(self._turn_end):
+            return None
+        return self._observation_frame(gap[len(self._turn_end) :], ending, closing)
+
+    def _find_result_form(self) -> Callable[[str], str]:
+        """What the template makes of a result's text: nothing, blanks cut off, or a JSON string (as Llama's does)."""
+        padded = _PADDING + _slot(2) + _PADDING
+        probe = [_slot_message(Role.USER, 0), _slot_message(Role.ASSISTANT, 1), Message(Role.TOOL, padded)]
+        render = self._render(probe, add_generation_prompt=True)
+        if _as_json_text(padded) in render:
+            return _as_json_text
+        slot = _slot(2)
+        return _Trim(left=_PADDING + slot not in render, right=slot + _PADDING not in render)
 
     def _separator(self) -> str:
         """What the template writes after the end-of-turn token even when nothing follows."""
@@ -460,6 +532,11 @@ class ChatTemplate:
         return swallowed
 
 
+def _as_json_text(text: str) -> str:
+    """``text`` as it stands between the quotes of a JSON string."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
 def _slot_message(role: Role, index: int) -> Message:
     return Message(role, _slot(index))
 
@@ -477,10 +554,6 @@ def _after(render: str, slot: str) -> str:
 
 def _split_off(text: str, prefix: str) -> tuple[str, str]:
     return (prefix, text[len(prefix) :]) if prefix and text.startswith(prefix) else ("", text)
-
-
-def _alternate(role: Role) -> Role:
-    return Role.USER if role == Role.ASSISTANT else Role.ASSISTANT
 
 
 def _trained_span(messages: Sequence[Message], flags: Sequence[bool | None]) -> tuple[int, int]:

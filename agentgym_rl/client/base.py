@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, ClassVar, Self
 
 from agentgym_rl.agent.actions import parse_action
-from agentgym_rl.agent.strategies import Strategy, conversation_start
+from agentgym_rl.agent.strategies import conversation_start
 from agentgym_rl.client.connection import CONNECT_TIMEOUT_S, Connection, Reply
 from agentgym_rl.errors import EnvError, EnvProtocolError, EnvServerError
 from agentgym_rl.types import Message, StepOutput
@@ -110,7 +110,7 @@ class EnvClient:
     @property
     def conversation_start(self) -> tuple[Message, Message]:
         """Instruction and acknowledgement that open a conversation, for an agent that answers in the ReAct form."""
-        return conversation_start(self, Strategy.REACT)
+        return conversation_start(self)
 
     def reset(self, idx: int) -> str:
         """Begin task instance ``idx``; returns its first observation."""

@@ -1,7 +1,10 @@
 """Conversation files: rows ``{item_id, conversations: [{from, loss, value}]}``, in JSON or JSONL.
 
-``from`` is ``human``, ``gpt`` or ``system``; rows of ``{role, content}`` (also under ``messages``) are read as well.
+``from`` is ``human``, ``gpt``, ``system`` or ``tool``; rows of ``{role, content}`` (also under ``messages``) are read
+as well.
 ``loss`` says whether an assistant message is trained on: false is no, absent, null or true is yes.
+A row may hold the tokens that a rollout recorded (``input_ids``, ``loss_mask``, ``sequence_ids``), as those of
+trajectory files do: where they are those of the tokenizer at hand, they are trained on as they were sampled.
 """
 
 from __future__ import annotations
@@ -13,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from agentgym_rl.errors import ConfigError
-from agentgym_rl.types import Message, Role
+from agentgym_rl.types import Message, Role, Trajectory
 
-SPEAKERS = {Role.USER: "human", Role.ASSISTANT: "gpt", Role.SYSTEM: "system"}
+SPEAKERS = {Role.USER: "human", Role.ASSISTANT: "gpt", Role.SYSTEM: "system", Role.TOOL: "tool"}
 """A role's name in the ``from`` field."""
 _ROLES = {name: role for role, name in SPEAKERS.items()} | {str(role): role for role in Role}
 

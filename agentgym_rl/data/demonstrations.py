@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from agentgym_rl.agent.strategies import Strategy, conversation_start, format_action, parse_strategy
+from agentgym_rl.agent.formats import TaskView
+from agentgym_rl.agent.strategies import AgentChoice
 from agentgym_rl.data.conversations import Conversation
 from agentgym_rl.envs.base import Environment
 from agentgym_rl.envs.registry import EnvSpec
@@ -12,32 +13,36 @@ from agentgym_rl.errors import ConfigError, EnvError
 from agentgym_rl.types import Item, Message, Role
 
 
-def demonstrate(items: Iterable[Item], spec: EnvSpec, strategy: Strategy | str) -> list[Conversation]:
-    """One conversation per item, in which the environment's expert reaches the goal in ``strategy``'s form.
+def demonstrate(items: Iterable[Item], spec: EnvSpec, agent: str) -> list[Conversation]:
+    """One conversation per item, in which the environment's expert reaches the goal by ``agent``'s way of thinking.
 
     The opening is the one that a rollout has; its acknowledgement is not trained on. Raises `ConfigError` when the
     environment has no expert, and `EnvError` naming the item when the expert fails.
     """
     if spec.expert is None:
         raise ConfigError(f"task {spec.name!r} has no expert to demonstrate it")
-    opening = conversation_start(spec.client.task_description, parse_strategy(strategy))
-    environment = spec.environment()
+    choice, environment = AgentChoice(agent), spec.environment()
     try:
-        return [_demonstration(item, spec, environment, opening, strategy) for item in items]
+        return [_demonstration(item, spec, environment, choice) for item in items]
     finally:
         environment.close()
 
 
-def _demonstration(
-    item: Item, spec: EnvSpec, environment: Environment, opening: tuple[Message, ...], strategy: Strategy | str
-) -> Conversation:
+def _demonstration(item: Item, spec: EnvSpec, environment: Environment, choice: AgentChoice) -> Conversation:
     assert spec.expert is not None
-    messages = [*opening, Message(Role.USER, environment.reset(item.index).observation)]
-    done = False
-    for action in spec.expert(environment):
-        messages.append(Message(Role.ASSISTANT, format_action(action, "", strategy)))
+    agent = choice.make(TaskView.of(spec.client))
+    opening = agent.opening(environment.reset(item.index).observation)
+    messages = [Message(role, text.content) for role, text in opening]
+    actions, done = spec.expert(environment), False
+    preface = agent.preface(actions)
+    if preface is not None:
+        answer = agent.read(preface).answer
+        messages += [Message(Role.ASSISTANT, preface), Message(Role.USER, answer.content if answer else "")]
+    for action in actions:
+        text = agent.write(action)
+        agent.read(text)
         result = environment.step(action)
-        messages.append(Message(Role.USER, result.observation))
+        messages += [Message(Role.ASSISTANT, text), Message(Role.USER, agent.observe(result.observation).content)]
         done = result.done
         if done:
             break

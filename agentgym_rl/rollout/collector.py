@@ -1,6 +1,8 @@
 """The collector: every trajectory is its own asyncio task, so nobody waits for the slowest of a round.
 
-A task opens or reuses an environment session, resets it, then generates, steps and appends until a stop reason.
+A task opens or reuses an environment session, resets it, then generates, steps and appends until a stop reason. What is
+asked and shown on the way is the agent's matter, `agentgym_rl.agent.strategies`: it may take turns that ask nothing of
+the environment, and, after a failed trial, another one at the same item.
 A failed rollout is data: what the environment (its client's code included), the engine or the clock does wrong is tried
 once more on a fresh session and then kept as a masked trajectory. Every other exception - a wrong configuration, a
 programming error - travels up and ends the run.
@@ -14,17 +16,19 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agentgym_rl.agent.chat import ChatTemplate
-from agentgym_rl.agent.strategies import Strategy, conversation_start
+from agentgym_rl.agent.formats import TaskView
+from agentgym_rl.agent.strategies import MOST_TRIALS, Agent, AgentChoice, Outcome, Reply, Text
 from agentgym_rl.client.base import EnvClient
 from agentgym_rl.errors import ConfigError, EngineError, EnvError, TooManyFailures
 from agentgym_rl.rollout.handler import RewardRule, RolloutHandler, RolloutRequest, TokenLimits, unstarted_trajectory
 from agentgym_rl.rollout.sessions import EnvClientError, EnvSession, SessionPool, SessionUsage
 from agentgym_rl.types import (
     Message,
+    PartKind,
     Role,
     SamplingParams,
     StepOutput,
@@ -33,10 +37,11 @@ from agentgym_rl.types import (
     Trajectory,
 )
 
-__all__ = ["RolloutRequest", "RolloutSettings", "TokenLimits", "check_failures", "collect"]
+__all__ = ["RolloutRequest", "RolloutSettings", "TokenLimits", "by_sample", "check_failures", "collect"]
 
 _ATTEMPTS = 2
 _SWITCH_INTERVAL_S = 0.05
+_SEEDS_PER_TRIAL = 65536 // MOST_TRIALS
 _HOPELESS = 8
 """So many failed trajectories end a rollout early when the part that fails has never worked."""
 
@@ -46,7 +51,7 @@ class RolloutSettings:
     """What all trajectories of one rollout share."""
 
     max_rounds: int
-    """Assistant turns per trajectory."""
+    """Turns per trajectory; what an agent writes beside them, such as a plan, is not counted."""
     limits: TokenLimits
     sampling: SamplingParams
     """``max_tokens``, ``stop_token_ids`` and ``seed`` are set per turn."""
@@ -54,7 +59,7 @@ class RolloutSettings:
     """Seconds one attempt at a trajectory may take."""
     max_concurrency: int = 256
     """Trajectories in flight, and so sessions and threads."""
-    strategy: Strategy | str = Strategy.REACT
+    agent: AgentChoice = field(default_factory=AgentChoice)
     training_step: int = 0
     runs_inline: bool = False
     """`EnvClient.runs_inline` of the clients."""
@@ -79,15 +84,17 @@ async def collect(
     on_finished: Callable[[Trajectory], None] | None = None,
     on_closed: Callable[[SessionUsage], None] | None = None,
 ) -> list[Trajectory]:
-    """Make one trajectory per request and return them in the requests' order.
+    """Make the trajectories of all requests and return them in the requests' order.
 
+    Each request gives one, or, under an agent that tries again, one for each trial, in order: `by_sample` takes them
+    apart.
     ``picks``: indices of the requests to take up, by default all in turn. The next one is asked for whenever there is
     room for another trajectory, so that several collectors may share requests by picking from one supply.
     ``only_faults``: return only masked trajectories, where ``on_finished`` puts all away and there may be many.
     ``make_client`` is called in a thread of the new session, if it has one; making a client creates its session on the
     server.
-    ``on_finished`` is called with each trajectory as it ends, masked ones included; ``on_closed`` at last, with what
-    the sessions did.
+    ``on_finished`` is called with each trajectory, masked ones included, when its sample ends; ``on_closed`` at last,
+    with what the sessions did.
     All sessions are closed when this returns or raises. Raises `TooManyFailures` early when the environment, or the
     engine, has never answered while several trajectories have failed on it; `check_failures` judges the whole.
     """
@@ -115,6 +122,16 @@ def _patient_threads() -> Iterator[None]:
         yield
     finally:
         sys.setswitchinterval(before)
+
+
+def by_sample(trajectories: Iterable[Trajectory]) -> list[list[Trajectory]]:
+    """The trials of each sample, of trajectories that stand sample by sample as `collect` returns them."""
+    samples: list[list[Trajectory]] = []
+    for trajectory in trajectories:
+        if trajectory.trial == 1:
+            samples.append([])
+        samples[-1].append(trajectory)
+    return samples
 
 
 def check_failures(trajectories: Sequence[Trajectory], max_failed_fraction: float, *, total: int | None = None) -> None:
@@ -160,7 +177,7 @@ class _Collection:
     async def run(self, requests: Sequence[RolloutRequest], picks: Iterable[int]) -> list[Trajectory]:
         self._num_requests = len(requests)
         self._num_items = len({request.item for request in requests})
-        made: dict[int, Trajectory] = {}
+        made: dict[int, list[Trajectory]] = {}
         supply = iter(picks)
         num_lanes = min(self.settings.max_concurrency, len(requests))
         lanes = [asyncio.create_task(self._lane(requests, supply, made)) for _ in range(num_lanes)]
@@ -169,32 +186,43 @@ class _Collection:
                 done, _ = await asyncio.wait(lanes, return_when=asyncio.FIRST_EXCEPTION)
                 for lane in done:
                     lane.result()
-            return [made[index] for index in sorted(made)]
+            return [trajectory for index in sorted(made) for trajectory in made[index]]
         finally:
             for lane in lanes:
                 lane.cancel()
             await asyncio.gather(*lanes, return_exceptions=True)
 
     async def _lane(
-        self, requests: Sequence[RolloutRequest], supply: Iterator[int], made: dict[int, Trajectory]
+        self, requests: Sequence[RolloutRequest], supply: Iterator[int], made: dict[int, list[Trajectory]]
     ) -> None:
-        """One trajectory after another, as long as there is supply, which all lanes draw from."""
+        """One sample after another, as long as there is supply, which all lanes draw from."""
         for index in supply:
-            trajectory = await self._trajectory(requests[index])
-            if trajectory.masked or not self._only_faults:
-                made[index] = trajectory
+            trials = await self._sample(requests[index])
+            made[index] = [trial for trial in trials if trial.masked or not self._only_faults]
 
-    async def _trajectory(self, request: RolloutRequest) -> Trajectory:
-        """Try, and try once more on a fresh session after a fault."""
-        for attempt in range(1, _ATTEMPTS + 1):
-            trajectory = await _Attempt(self, request, attempt).run()
-            if not trajectory.masked:
-                break
-        if trajectory.masked:
-            self._note_failure(trajectory)
+    async def _sample(self, request: RolloutRequest) -> list[Trajectory]:
+        """All trials of one sample: another one as long as the agent has learned something for it."""
+        trials: list[Trajectory] = []
+        lessons: list[str] = []
+        while len(trials) == len(lessons) < self.settings.agent.trials:
+            attempt = await self._trial(request, tuple(lessons))
+            trials.append(attempt.trajectory)
+            lessons += [] if attempt.lesson is None else [attempt.lesson]
+        trials = _linked(trials)
         if self._on_finished is not None:
-            self._on_finished(trajectory)
-        return trajectory
+            for trial in trials:
+                self._on_finished(trial)
+        return trials
+
+    async def _trial(self, request: RolloutRequest, lessons: tuple[str, ...]) -> _Result:
+        """Try, and try once more on a fresh session after a fault."""
+        for number in range(1, _ATTEMPTS + 1):
+            attempt = _Attempt(self, request, number, lessons)
+            trajectory = await attempt.run()
+            if not trajectory.masked:
+                return _Result(trajectory, attempt.lesson)
+        self._note_failure(trajectory)
+        return _Result(trajectory, None)
 
     def _note_failure(self, trajectory: Trajectory) -> None:
         """Give up when several items failed on a part that has never worked: the rest would only fail as well."""
@@ -207,18 +235,46 @@ class _Collection:
             raise TooManyFailures(_describe_failures(causes, self._num_requests))
 
 
+@dataclass(frozen=True, slots=True)
+class _Result:
+    """What came of one trial."""
+
+    trajectory: Trajectory
+    lesson: str | None
+    """What the agent wrote for its next trial; None when it makes none."""
+
+
+def _linked(trials: Sequence[Trajectory]) -> list[Trajectory]:
+    """The trials of one sample, each told how many there are and what its reflection was worth."""
+    if len(trials) == 1:
+        return list(trials)
+    rewards = [None if following.masked else following.score for following in trials[1:]]
+    return [
+        replace(trial, num_trials=len(trials), reflection_reward=reward)
+        for trial, reward in zip(trials, [*rewards, None], strict=True)
+    ]
+
+
 class _Attempt:
     """One attempt at one trajectory, on one session."""
 
-    def __init__(self, collection: _Collection, request: RolloutRequest, attempt: int) -> None:
+    def __init__(
+        self, collection: _Collection, request: RolloutRequest, attempt: int, lessons: tuple[str, ...] = ()
+    ) -> None:
         self._collection, self._request, self._attempt = collection, request, attempt
         self._settings, self._engine = collection.settings, collection.engine
+        self._lessons, self._trial, self._chat = lessons, len(lessons) + 1, collection.chat
+        self.lesson: str | None = None
+        """What the agent wrote after a failure, once it has."""
+        self._unseen: str | None = None
+        """What the environment said last, until the agent is shown it."""
+        self._reward = 0.0
         self._session: EnvSession | None = None
         self._handler: RolloutHandler | None = None
         self._address = ""
         self._started_at = time.monotonic()
         step = self._settings.training_step
-        self._id = f"{step}/{request.uid}/{request.item.item_id}/{request.sample_index}/{attempt}"
+        self._id = f"{step}/{request.uid}/{request.item.item_id}/{request.sample_index}/{self._trial}/{attempt}"
 
     async def run(self) -> Trajectory:
         """Play the episode; faults come back as a masked trajectory."""
@@ -243,8 +299,10 @@ class _Attempt:
     async def _play(self) -> Trajectory:
         try:
             self._session = await self._collection.sessions.acquire(fresh=self._attempt > 1)
-            handler = await self._start(self._session)
-            return handler.finish(await self._turns(handler, self._session))
+            handler, agent = await self._start(self._session)
+            stop_reason = await self._turns(handler, agent, self._session)
+            await self._reflect(handler, agent, stop_reason)
+            return handler.finish(stop_reason)
         except EnvClientError as error:
             return self._fault(StopReason.ENV_ERROR, type(error.__cause__).__name__, str(error.__cause__))
         except EnvError as error:
@@ -252,35 +310,48 @@ class _Attempt:
         except EngineError as error:
             return self._fault(StopReason.ENGINE_ERROR, type(error).__name__, str(error))
 
-    async def _start(self, session: EnvSession) -> RolloutHandler:
+    async def _start(self, session: EnvSession) -> tuple[RolloutHandler, Agent]:
         """Reset the session to the item, and begin the record with the opening prompt."""
         client = session.client
         self._address = str(getattr(client, "env_server_base", ""))
         observation, state = await session.call(lambda client: _reset(client, self._request.item.index))
         self._collection.worked.add(StopReason.ENV_ERROR)
-        opening = conversation_start(client, self._settings.strategy)
+        task, choice = TaskView.of(client), self._settings.agent
+        self._chat = self._collection.chat.with_tools(choice.tools(task))
+        agent = choice.make(task, lessons=self._lessons, are_tools_shown=self._chat.declares_tools)
+        opening = agent.opening(observation)
         self._handler = RolloutHandler(
             self._request,
-            (*opening, Message(Role.USER, observation)),
-            self._collection.chat,
+            tuple(Message(role, text.content) for role, text in opening),
+            self._chat,
             self._settings.limits,
             max_rounds=self._settings.max_rounds,
             attempt=self._attempt,
+            trial=self._trial,
+            parts=[text.parts for _, text in opening],
             rewards=RewardRule(client.reward_is_cumulative, client.succeeds_from(), client.reward_scale),
             started_at=self._started_at,
         )
         self._handler.viewer_states.append(state)
-        return self._handler
+        return self._handler, agent
 
-    async def _turns(self, handler: RolloutHandler, session: EnvSession) -> StopReason:
+    async def _turns(self, handler: RolloutHandler, agent: Agent, session: EnvSession) -> StopReason:
         while handler.turn_budget() > 0:
-            text = await self._generate(handler)
-            output = await self._step(handler, session, text)
-            if output.done:
-                return StopReason.DONE
-            if len(handler.turns) >= self._settings.max_rounds:
-                return StopReason.MAX_ROUNDS
-            if not handler.append_observation(output.state):
+            reply = agent.read(await self._generate(handler))
+            handler.note_parts(reply.parts)
+            if reply.aside is not None:
+                handler.append_aside(reply.aside)
+                answer, role = reply.answer or Text(""), Role.USER
+            else:
+                output = await self._step(handler, session, reply)
+                if output.done:
+                    return StopReason.DONE
+                if len(handler.turns) >= self._settings.max_rounds:
+                    return StopReason.MAX_ROUNDS
+                answer = reply.answer or agent.observe(output.state)
+                role = self._chat.answer_role if _acts(reply) else Role.USER
+            self._unseen = None
+            if not handler.append_observation(answer.content, answer.parts, role):
                 return StopReason.LENGTH
         return StopReason.LENGTH
 
@@ -290,8 +361,8 @@ class _Attempt:
             settings,
             temperature=0.0 if self._request.greedy else settings.temperature,
             max_tokens=handler.turn_budget(),
-            stop_token_ids=self._collection.chat.stop_token_ids,
-            seed=_turn_seed(self._request.seed, len(handler.turns)),
+            stop_token_ids=self._chat.stop_token_ids,
+            seed=_turn_seed(self._request.seed, self._trial, handler.num_generations),
         )
         start = time.monotonic()
         generation = await self._engine.generate(handler.input_ids.tolist(), sampling, trajectory_id=self._id)
@@ -299,12 +370,36 @@ class _Attempt:
         self._collection.worked.add(StopReason.ENGINE_ERROR)
         return text
 
-    async def _step(self, handler: RolloutHandler, session: EnvSession, text: str) -> StepOutput:
-        start = time.monotonic()
-        output, state = await session.call(lambda client: _step(client, text))
-        handler.append_step(output, time.monotonic() - start)
+    async def _step(self, handler: RolloutHandler, session: EnvSession, reply: Reply) -> StepOutput:
+        """Execute a turn; one that asks for nothing the environment could do is answered by the agent itself."""
+        text = reply.for_environment
+        if text is None:
+            # A score so far stays as it is; a reward of this step is none.
+            reward = self._reward if session.client.reward_is_cumulative else 0.0
+            output = StepOutput(reply.answer.content if reply.answer else "", reward, False)
+            state, env_s = handler.viewer_states[-1], 0.0
+        else:
+            start = time.monotonic()
+            output, state = await session.call(lambda client: _step(client, text))
+            env_s = time.monotonic() - start
+        handler.append_step(output, env_s)
         handler.viewer_states.append(state)
+        self._reward, self._unseen = output.reward, output.state
         return output
+
+    async def _reflect(self, handler: RolloutHandler, agent: Agent, stop_reason: StopReason) -> None:
+        """After a failure, let the agent write what its next trial shall know, if it tries again and there is room."""
+        if handler.succeeded or self._trial >= self._settings.agent.trials:
+            return
+        request = agent.reflection_request(Outcome(handler.score, False, stop_reason, self._unseen))
+        if request is None or not handler.append_observation(request.content, request.parts):
+            return
+        if handler.turn_budget() == 0:
+            return
+        lesson = agent.lesson(await self._generate(handler))
+        handler.note_parts(lesson.parts)
+        handler.append_aside(PartKind.REFLECTION)
+        self.lesson = lesson.content
 
     def _fault(self, stop_reason: StopReason, kind: str, message: str) -> Trajectory:
         """The masked trajectory of what was recorded until the fault."""
@@ -318,6 +413,7 @@ class _Attempt:
             attempt=self._attempt,
             max_rounds=self._settings.max_rounds,
             duration_s=time.monotonic() - self._started_at,
+            trial=self._trial,
         )
 
     def _where(self) -> str:
@@ -343,6 +439,11 @@ def _encodable(observation: str) -> str:
     return observation.encode(errors="surrogatepass").decode(errors="replace")
 
 
-def _turn_seed(seed: int | None, turn: int) -> int | None:
-    """A seed of each turn's own; the same in both attempts, so that a fault does not change what is sampled."""
-    return None if seed is None else (seed * 65536 + turn) % 2**63
+def _acts(reply: Reply) -> bool:
+    """True when the turn holds an action, be it one that fits nothing."""
+    return any(part.kind == PartKind.ACTION for part in reply.parts)
+
+
+def _turn_seed(seed: int | None, trial: int, generation: int) -> int | None:
+    """A seed of each generation's own; the same in both attempts, so that a fault does not change what is sampled."""
+    return None if seed is None else (seed * 65536 + (trial - 1) * _SEEDS_PER_TRIAL + generation) % 2**63

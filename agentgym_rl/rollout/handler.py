@@ -6,6 +6,7 @@ A record is append-only and appending costs time in proportion to what is append
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,9 +14,12 @@ import numpy as np
 from agentgym_rl.agent.chat import ChatTemplate
 from agentgym_rl.errors import ConfigError, EngineError
 from agentgym_rl.types import (
+    Aside,
     Generation,
     Item,
     Message,
+    Part,
+    PartKind,
     Role,
     StepOutput,
     StopReason,
@@ -31,7 +35,8 @@ class TokenLimits:
     """Token budgets of a trajectory; nothing is ever cut to fit them, the trajectory ends instead."""
 
     max_prompt_length: int
-    """Tokens before the first turn; a longer prompt is a configuration error."""
+    """Tokens before the first turn; a longer prompt is a configuration error. In later trials of an item, what the
+    agent wrote after the earlier ones may make it longer, at the cost of the response."""
     max_response_length: int
     """All tokens after the prompt, observations included."""
     max_tokens: int
@@ -112,7 +117,8 @@ class _Pending:
 class RolloutHandler:
     """Record of one trajectory: `append_generation`, `append_step` and `append_observation` in turn, then `finish`.
 
-    ``messages`` is the opening conversation, which ends with the first observation.
+    ``messages`` is the opening conversation, which ends with the first observation, and ``parts`` says for each message
+    what its stretches are. `append_aside` takes the place of `append_step` where the environment was not asked.
     Raises `ConfigError` naming the item and both lengths when the prompt exceeds ``limits.max_prompt_length``.
     """
 
@@ -125,11 +131,13 @@ class RolloutHandler:
         *,
         max_rounds: int,
         attempt: int = 1,
+        trial: int = 1,
+        parts: Sequence[tuple[Part, ...]] | None = None,
         rewards: RewardRule | None = None,
         started_at: float | None = None,
     ) -> None:
         """``started_at`` is a `time.monotonic` reading that `Trajectory.duration_s` counts from; None means now."""
-        self.request, self.max_rounds, self.attempt = request, max_rounds, attempt
+        self.request, self.max_rounds, self.attempt, self.trial = request, max_rounds, attempt, trial
         self._chat, self._limits, self._rewards = chat, limits, rewards or RewardRule()
         self._started_at = time.monotonic() if started_at is None else started_at
         self._input_ids, self._loss_mask = _Column(np.int32), _Column(np.int8)
@@ -138,7 +146,10 @@ class RolloutHandler:
         self._pending: _Pending | None = None
         self._versions: list[int] = []
         self.messages: list[Message] = list(messages)
+        self.parts: list[tuple[Part, ...]] = [()] * len(messages) if parts is None else list(parts)
+        """For each message, what its stretches are."""
         self.turns: list[Turn] = []
+        self.asides: list[Aside] = []
         self.viewer_states: list[object] = []
         """What the client told a viewer at the start and after each turn: `EnvClient.viewer_state`."""
         self.score = 0.0
@@ -186,6 +197,16 @@ class RolloutHandler:
         return len(self._input_ids)
 
     @property
+    def num_generations(self) -> int:
+        """Assistant messages that were sampled and are accounted for."""
+        return len(self.turns) + len(self.asides)
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether the score so far is one of success."""
+        return self._rewards.is_success(self.score)
+
+    @property
     def policy_version(self) -> int:
         """Version of the oldest weights that sampled a turn; 0 before the first turn."""
         return min(self._versions, default=0)
@@ -226,7 +247,7 @@ class RolloutHandler:
         if (not count or generation.token_ids[-1] != self._chat.end_of_turn_id) and self._room() > 0:
             self._append_context((self._chat.end_of_turn_id,), (index,))
         text = self._chat.decode(generation.token_ids)
-        self.messages.append(Message(Role.ASSISTANT, text))
+        self._append_message(Role.ASSISTANT, text, ())
         self._versions.append(generation.policy_version)
         self._pending = _Pending(text, generation, generation_s, last_sampled)
         return text
@@ -245,14 +266,35 @@ class RolloutHandler:
             self._reward_marks.append((pending.last_sampled, earned))
         self.turns.append(_turn(pending, output.state, earned, self.done, env_s))
 
-    def append_observation(self, text: str) -> bool:
-        """Append an observation and the next generation prompt; False, and no change, when they do not fit."""
-        encoded = self._chat.encode_observation(text, len(self.messages))
+    def append_aside(self, kind: PartKind) -> None:
+        """Note that the turn just sampled asks nothing of the environment."""
+        pending = self._take_pending()
+        generation = pending.generation
+        self.asides.append(
+            Aside(
+                kind=kind,
+                message=len(self.messages) - 1,
+                finish_reason=generation.finish_reason,
+                num_tokens=len(generation.token_ids),
+                generation_s=pending.generation_s,
+            )
+        )
+
+    def append_observation(self, text: str, parts: tuple[Part, ...] = (), role: Role = Role.USER) -> bool:
+        """Append an observation and the next generation prompt; False, and no change, when they do not fit.
+
+        ``role``: `Role.TOOL` where the chat template has a frame for the results of functions.
+        """
+        encoded = self._chat.encode_observation(text, len(self.messages), role)
         if len(encoded.ids) > self._room():
             return False
         self._append_context(encoded.ids, encoded.sequence_ids)
-        self.messages.append(Message(Role.USER, text))
+        self._append_message(role, text, parts)
         return True
+
+    def note_parts(self, parts: tuple[Part, ...]) -> None:
+        """Say what the stretches of the latest message are."""
+        self.parts[-1] = parts
 
     def finish(self, stop_reason: StopReason, error: str = "") -> Trajectory:
         """Close the record. A turn that the environment never answered is kept with no observation."""
@@ -273,12 +315,16 @@ class RolloutHandler:
             token_rewards=self._token_rewards(),
             prompt_length=self.prompt_length,
             score=self.score,
-            success=not stop_reason.is_fault and self._rewards.is_success(self.score),
+            success=not stop_reason.is_fault and self.succeeded,
             stop_reason=stop_reason,
             policy_version=self.policy_version,
             max_rounds=self.max_rounds,
             duration_s=time.monotonic() - self._started_at,
             error=error,
+            parts=tuple(self.parts),
+            asides=tuple(self.asides),
+            trial=self.trial,
+            num_trials=self.trial,
             extra={"states": self.viewer_states} if any(state is not None for state in self.viewer_states) else {},
         )
 
@@ -286,8 +332,13 @@ class RolloutHandler:
 
     def _room(self) -> int:
         """Tokens of any kind that may still be appended."""
+        limits, beyond = self._limits, max(0, self.prompt_length - self._limits.max_prompt_length)
         response = self.num_tokens - self.prompt_length
-        return min(self._limits.max_response_length - response, self._limits.max_model_len - self.num_tokens)
+        return min(limits.max_response_length - beyond - response, limits.max_model_len - self.num_tokens)
+
+    def _append_message(self, role: Role, content: str, parts: tuple[Part, ...]) -> None:
+        self.messages.append(Message(role, content))
+        self.parts.append(parts)
 
     def _append_context(self, ids: tuple[int, ...], sequence_ids: tuple[int, ...]) -> None:
         self._input_ids.extend(ids, len(ids))
@@ -308,7 +359,7 @@ class RolloutHandler:
         return rewards
 
     def _check_prompt(self) -> None:
-        if self.prompt_length > self._limits.max_prompt_length:
+        if self.trial == 1 and self.prompt_length > self._limits.max_prompt_length:
             raise ConfigError(
                 f"item {self.request.item.item_id}: its prompt has {self.prompt_length} tokens, more than "
                 f"data.max_prompt_length={self._limits.max_prompt_length}"
@@ -336,7 +387,14 @@ def _turn(pending: _Pending, observation: str | None, reward: float, done: bool,
 
 
 def unstarted_trajectory(
-    request: RolloutRequest, stop_reason: StopReason, error: str, *, attempt: int, max_rounds: int, duration_s: float
+    request: RolloutRequest,
+    stop_reason: StopReason,
+    error: str,
+    *,
+    attempt: int,
+    max_rounds: int,
+    duration_s: float,
+    trial: int = 1,
 ) -> Trajectory:
     """A fault before the first observation arrived: a trajectory of no tokens."""
     return Trajectory(
@@ -359,4 +417,6 @@ def unstarted_trajectory(
         max_rounds=max_rounds,
         duration_s=duration_s,
         error=error,
+        trial=trial,
+        num_trials=trial,
     )

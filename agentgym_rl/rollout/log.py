@@ -13,8 +13,8 @@ What the agent's way of thinking made of the messages:
   ``{kind, message, finish_reason, num_tokens, generation_s}``, where ``message`` is the index in ``conversations``.
   ``turns`` holds only what the environment was asked: the assistant messages after the opening that are no aside.
 * ``trial`` and ``num_trials``: under ``reflect``, which trial of the sample this is and how many it made; rows of the
-  same ``uid`` and ``sample_index`` belong together and are written together. ``reflection_reward``: the next trial's
-  score, or null.
+  same ``uid`` and ``sample_index`` belong together and are written one after the other. ``reflection_reward``: the
+  next trial's score, or null.
 
 Rows are appended one by one; a process that dies while writing leaves at most its last row torn.
 """
@@ -59,10 +59,9 @@ class TrajectoryLog:
             _mend(self.path)
         self._file = self.path.open("a" if append else "w", encoding="utf-8")
 
-    def write(self, *trajectories: Trajectory) -> None:
-        """Append a row for each, and hand all of them to the operating system at once."""
-        rows = [json.dumps(to_row(each), ensure_ascii=False, separators=(",", ":")) for each in trajectories]
-        self._file.write("".join(f"{row}\n" for row in rows))
+    def write(self, trajectory: Trajectory) -> None:
+        """Append one row and hand it to the operating system."""
+        self._file.write(json.dumps(to_row(trajectory), ensure_ascii=False, separators=(",", ":")) + "\n")
         self._file.flush()
 
     def close(self) -> None:

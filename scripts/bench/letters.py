@@ -14,7 +14,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from agentgym_rl.agent.strategies import Strategy, conversation_start
+from agentgym_rl.agent.strategies import conversation_start
 from agentgym_rl.client.base import EnvClient
 from agentgym_rl.envs.base import Environment
 from agentgym_rl.envs.registry import EnvSpec, register
@@ -136,7 +136,7 @@ def answer_at_random(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast
 
 def encode(tokenizer: PreTrainedTokenizerFast, letters: Sequence[str]) -> list[int]:
     """Ids of a whole episode; ``letters`` are shown and answered in turn. All episodes have one length."""
-    messages = [{"role": str(m.role), "content": m.content} for m in conversation_start(LettersClient, Strategy.ACT)]
+    messages = [{"role": str(m.role), "content": m.content} for m in conversation_start(LettersClient, "act")]
     for index, letter in enumerate(letters):
         messages.append({"role": "assistant" if index % 2 else "user", "content": letter})
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=len(letters) % 2 == 1)

@@ -354,7 +354,7 @@ def small_config(model: Path, out: Path, *, seed: int) -> PPOConfig:
         f"{branch}.model.path={model}",
         f"{branch}.agentgym.task_name={letters.TASK}",
         f"{branch}.agentgym.env_addr=http://127.0.0.1:9",  # nobody calls it
-        f"{branch}.agentgym.strategy=act",
+        f"{branch}.agentgym.agent=act",
         f"{branch}.actor.ppo_mini_batch_size={ITEMS_PER_STEP}",
         f"{branch}.actor.optim.lr={LEARNING_RATE}",
         f"{branch}.actor.entropy_coeff={ENTROPY_COEFF}",

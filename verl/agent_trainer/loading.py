@@ -44,6 +44,8 @@ RENAMED_KEYS: Mapping[str, str] = {
     "data.truncation": "nothing: a prompt that is too long is an error",
     "actor_rollout_ref.agentgym.env_name": "actor_rollout_ref.agentgym.task_name",
     "actor_rollout_ref.agentgym.env_server_base": "actor_rollout_ref.agentgym.env_addr",
+    "actor_rollout_ref.agentgym.strategy": "actor_rollout_ref.agentgym.agent",
+    "agentgym.strategy": "agentgym.agent",
     "actor_rollout_ref.agentgym.max_rounds": "algorithm.rounds_ctrl.rounds",
     "actor_rollout_ref.hybrid_engine": "nothing: actor and engine always share a worker",
     "actor_rollout_ref.model.use_remove_padding": "nothing: sequences are never padded",

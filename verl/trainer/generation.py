@@ -108,9 +108,13 @@ def _settings(config: GenerationConfig) -> dict[str, Any]:
     agentgym, rollout = config.agentgym, config.rollout
     return {
         "model.path": config.model.absolute().path,
+        "model.weights": model_version(config.model.path),
         "model.dtype": config.model.dtype,
-        "agentgym.task_name": agentgym.task_name,
-        "agentgym.strategy": agentgym.strategy,
+        "agentgym.task_name": list(agentgym.tasks),
+        "servers": server_versions(agentgym.servers),
+        "agentgym.agent": agentgym.agent,
+        "agentgym.action_format": agentgym.action_format,
+        "agentgym.max_trials": agentgym.agent_choice.trials,
         "agentgym.max_rounds": agentgym.max_rounds,
         "data.max_prompt_length": config.data.max_prompt_length,
         "data.max_response_length": config.data.max_response_length,

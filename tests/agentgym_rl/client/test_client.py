@@ -17,7 +17,7 @@ from support.environments import CumulativeClient, Script, ScriptedClient, scrip
 from support.faults import Fault, faulty_proxy, http_answer, raw_server
 from support.servers import serve
 
-from agentgym_rl.agent.strategies import Strategy, conversation_start
+from agentgym_rl.agent.strategies import conversation_start
 from agentgym_rl.client.base import EnvClient
 from agentgym_rl.client.check import check_server
 from agentgym_rl.envs.server import build_app
@@ -90,7 +90,7 @@ def test_the_conversation_starts_with_a_short_instruction_and_an_acknowledgement
         instruction, acknowledgement = client.conversation_start
         assert (instruction.role, acknowledgement.role) == (Role.USER, Role.ASSISTANT)
         assert len(instruction.content.split()) < 90
-        assert client.conversation_start == conversation_start(client, Strategy.REACT)
+        assert client.conversation_start == conversation_start(client)
 
 
 def test_two_interleaved_clients_do_not_touch_each_other(url: str) -> None:

@@ -56,7 +56,7 @@ def test_an_environment_without_expert_is_refused_and_a_failing_one_named():
 def test_the_command_writes_a_file_to_train_on(tmp_path, capsys):
     items, out = tmp_path / "items.json", tmp_path / "new" / "demonstrations.jsonl"
     items.write_text('["textcraft_3", "textcraft_200"]')
-    assert main(["demonstrate", "textcraft", "--items", str(items), "--out", str(out), "--strategy", "act"]) == 0
+    assert main(["demonstrate", "textcraft", "--items", str(items), "--out", str(out), "--agent", "act"]) == 0
     assert [row.item_id for row in read_conversations(out)] == ["textcraft_3", "textcraft_200"]
-    assert main(["demonstrate", "textcraft", "--items", str(items), "--out", str(out), "--strategy", "dance"]) == 1
+    assert main(["demonstrate", "textcraft", "--items", str(items), "--out", str(out), "--agent", "dance"]) == 1
     assert "dance" in capsys.readouterr().err

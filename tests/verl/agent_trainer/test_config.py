@@ -123,7 +123,7 @@ def test_a_list_of_rounds_becomes_the_schedule() -> None:
         (["actor_rollout_ref.actor.clip_ratio_high=-1"], "actor.clip_ratio_high=-1.0: must be at least 0"),
         (["actor_rollout_ref.actor.loss_norm_constant=0"], "actor.loss_norm_constant=0.0: must be above 0"),
         (["actor_rollout_ref.agentgym.timeout=0"], "agentgym.timeout=0.0: must be above 0"),
-        (["actor_rollout_ref.agentgym.strategy=reakt"], "agentgym.strategy='reakt': must be one of react, act"),
+        (["actor_rollout_ref.agentgym.agent=reakt"], "agentgym.agent='reakt': must be one of react, act"),
         (["actor_rollout_ref.rollout.max_num_seqs=0"], "rollout.max_num_seqs=0: must be at least 1"),
         (["actor_rollout_ref.rollout.val_kwargs.n=0"], "rollout.val_kwargs.n=0: must be at least 1"),
         (["actor_rollout_ref.rollout.val_kwargs.top_p=0"], "rollout.val_kwargs.top_p=0.0: must be in (0, 1]"),

@@ -159,7 +159,7 @@ class RolloutWorker:
 
             def finished(trajectory: Trajectory) -> None:
                 log.write(trajectory)
-                self._context.report(1)
+                self._context.report(int(trajectory.is_last_trial))
                 if trajectory.stop_reason == StopReason.ENGINE_ERROR:
                     # With an engine that is gone this worker would be the quickest, and use up the others' requests.
                     self._engine.raise_if_down()
@@ -190,7 +190,7 @@ class RolloutWorker:
             sampling=order.sampling,
             timeout_s=agentgym.timeout,
             max_concurrency=min(agentgym.max_concurrency, fair_share),
-            strategy=agentgym.strategy,
+            agent=agentgym.agent_choice,
             training_step=order.step,
             runs_inline=get_spec(agentgym.task_name).client.runs_inline,
         )

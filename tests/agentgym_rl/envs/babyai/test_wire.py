@@ -13,7 +13,7 @@ import pytest
 import requests
 from support.servers import serve
 
-from agentgym_rl.agent.strategies import Strategy, conversation_start
+from agentgym_rl.agent.strategies import conversation_start
 from agentgym_rl.envs import babyai
 from agentgym_rl.envs.babyai import SPEC, BabyAIClient
 from agentgym_rl.envs.babyai.environment import BabyAI
@@ -133,7 +133,7 @@ def test_a_turn_without_an_action_costs_no_step_and_no_score(url: str) -> None:
 
 
 def test_the_instruction_names_every_kind_of_action() -> None:
-    opening = conversation_start(BabyAIClient.task_description, Strategy.REACT)[0].content
+    opening = conversation_start(BabyAIClient.task_description)[0].content
     words = (
         "turn left",
         "turn right",

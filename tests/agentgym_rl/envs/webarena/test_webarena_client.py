@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from agentgym_rl.agent.strategies import Strategy, format_action
+from agentgym_rl.agent.formats import TaskView
+from agentgym_rl.agent.strategies import AgentChoice
 from agentgym_rl.envs.webarena import browser
 from agentgym_rl.envs.webarena.actions import Kind, read_action
 from agentgym_rl.envs.webarena.client import WebArenaClient
@@ -133,8 +134,10 @@ def test_the_instruction_names_every_action_and_the_answer_form_fits() -> None:
     for kind in Kind:
         assert f"{kind}" in WebArenaClient.task_description
         assert any(f"```{kind}" in form for form in WebArenaClient.action_forms)
-    for strategy in Strategy:
-        assert read_action(format_action(WebArenaClient.example_action, "so", strategy)).kind == Kind.SCROLL
+    for choice in (AgentChoice("react"), AgentChoice("act"), AgentChoice("react", "code_as_action")):
+        agent = choice.make(TaskView.of(WebArenaClient))
+        reply = agent.read(agent.write(WebArenaClient.example_action, "so"))
+        assert read_action(reply.for_environment).kind == Kind.SCROLL
 
 
 # -------------------------------------------------------------------------------------------------- around the browser
