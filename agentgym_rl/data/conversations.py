@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,27 @@ _ROLES = {name: role for role, name in SPEAKERS.items()} | {str(role): role for 
 
 
 @dataclass(frozen=True, slots=True)
+class TokenRecord:
+    """What a rollout recorded of each token; columns of equal length, see `agentgym_rl.types.Trajectory`."""
+
+    input_ids: tuple[int, ...]
+    loss_mask: tuple[int, ...]
+    sequence_ids: tuple[int, ...]
+
+    @classmethod
+    def of(cls, trajectory: Trajectory) -> TokenRecord:
+        """The tokens of a trajectory."""
+        return cls(*(tuple(getattr(trajectory, name).tolist()) for name in _RECORD_FIELDS))
+
+    def to_fields(self) -> dict[str, list[int]]:
+        """Its fields in a row."""
+        return {name: list(getattr(self, name)) for name in _RECORD_FIELDS}
+
+
+_RECORD_FIELDS = ("input_ids", "loss_mask", "sequence_ids")
+
+
+@dataclass(frozen=True, slots=True)
 class Conversation:
     """Messages, and for each whether it is trained on (None where the file does not say)."""
 
@@ -31,10 +52,19 @@ class Conversation:
     """Empty when the row names no item."""
     messages: tuple[Message, ...]
     train_flags: tuple[bool | None, ...]
+    record: TokenRecord | None = None
+    """The tokens, where a rollout recorded them."""
+
+    @classmethod
+    def of(cls, trajectory: Trajectory) -> Conversation:
+        """A trajectory to train on, with its tokens if it has any; answers that were not sampled are not trained on."""
+        record = TokenRecord.of(trajectory) if trajectory.num_tokens else None
+        return cls(trajectory.item.item_id, trajectory.messages, sampled_flags(trajectory), record)
 
     def to_row(self) -> dict[str, Any]:
         """The row's JSON form."""
-        return {"item_id": self.item_id, "conversations": to_entries(self.messages, self.train_flags)}
+        record = {} if self.record is None else self.record.to_fields()
+        return {"item_id": self.item_id, "conversations": to_entries(self.messages, self.train_flags), **record}
 
 
 def to_entries(messages: Iterable[Message], train_flags: Iterable[bool | None]) -> list[dict[str, Any]]:
@@ -45,10 +75,20 @@ def to_entries(messages: Iterable[Message], train_flags: Iterable[bool | None]) 
     ]
 
 
+def sampled_flags(trajectory: Trajectory) -> tuple[bool | None, ...]:
+    """For each message of a trajectory, whether the policy wrote it; None where it is not the assistant's."""
+    answers = [index for index, message in enumerate(trajectory.messages) if message.role == Role.ASSISTANT]
+    # Where tokens were not recorded, as of a hosted model's, turns tell: they are the last answers.
+    written = set(trajectory.sequence_ids[trajectory.loss_mask == 1].tolist())
+    if not trajectory.num_tokens:
+        written = set(answers[len(answers) - len(trajectory.turns) :])
+    return tuple(index in written if index in answers else None for index in range(len(trajectory.messages)))
+
+
 def read_conversations(path: str | Path) -> list[Conversation]:
     """All rows of a ``.json`` (a list) or ``.jsonl`` file; raises `ConfigError` naming file, row and field."""
     path = Path(path)
-    conversations = [parse_conversation(row, where) for row, where in _rows(path)]
+    conversations = [parse_row(row, where) for row, where in read_rows(path)]
     if not conversations:
         raise ConfigError(f"{path} has no rows")
     return conversations
@@ -56,17 +96,30 @@ def read_conversations(path: str | Path) -> list[Conversation]:
 
 def write_conversations(path: str | Path, conversations: Sequence[Conversation]) -> None:
     """Write a file that `read_conversations` reads back; its folder is made; `ConfigError` for another suffix."""
+    write_rows(path, (conversation.to_row() for conversation in conversations))
+
+
+def write_rows(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write rows to a ``.json`` or ``.jsonl`` file; its folder is made; `ConfigError` for another suffix."""
     path = Path(path)
     _check_suffix(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    rows = [json.dumps(conversation.to_row(), ensure_ascii=False) for conversation in conversations]
+    lines = [json.dumps(row, ensure_ascii=False) for row in rows]
     is_lines = path.suffix == ".jsonl"
-    text = "".join(f"{row}\n" for row in rows) if is_lines else "[\n" + ",\n".join(rows) + "\n]\n"
+    text = "".join(f"{line}\n" for line in lines) if is_lines else "[\n" + ",\n".join(lines) + "\n]\n"
     path.write_text(text, encoding="utf-8")
 
 
+def parse_row(row: Any, where: str) -> Conversation:
+    """Read one row with its token record, if it has one; ``where`` names it in errors, such as ``train.json row 3``."""
+    conversation = parse_conversation(row, where)
+    if not any(name in row for name in _RECORD_FIELDS):
+        return conversation
+    return replace(conversation, record=_parse_record(row, len(conversation.messages), where))
+
+
 def parse_conversation(row: Any, where: str) -> Conversation:
-    """Read one row; ``where`` names it in errors, such as ``train.json row 3``."""
+    """The same without tokens."""
     if not isinstance(row, Mapping):
         raise ConfigError(f"{where}: expected an object, got {_shown(row)}")
     name = "conversations" if "conversations" in row else "messages"
@@ -76,6 +129,22 @@ def parse_conversation(row: Any, where: str) -> Conversation:
     parsed = [_parse_entry(entry, f"{where}: {name}[{index}]") for index, entry in enumerate(entries)]
     messages, flags = zip(*parsed, strict=True)
     return Conversation(_item_id(row, where), messages, flags)
+
+
+def _parse_record(row: Mapping[str, Any], num_messages: int, where: str) -> TokenRecord:
+    columns = [row.get(name) for name in _RECORD_FIELDS]
+    for name, column in zip(_RECORD_FIELDS, columns, strict=True):
+        if not isinstance(column, list) or not all(type(value) is int and value >= 0 for value in column):
+            raise ConfigError(f"{where}: field {name!r} must be a list of ints from 0, got {_shown(column)}")
+    ids, mask, owners = (tuple(column) for column in columns if column is not None)
+    if not len(ids) == len(mask) == len(owners):
+        raise ConfigError(f"{where}: {', '.join(_RECORD_FIELDS)} differ in length: {[*map(len, (ids, mask, owners))]}")
+    if not set(mask) <= {0, 1} or (mask and mask[0]):
+        raise ConfigError(f"{where}: field 'loss_mask' must hold 0 and 1, and begin with 0, got {_shown(mask)}")
+    # A generation prompt may follow the last message: it belongs to one that is not there.
+    if owners and max(owners) > num_messages:
+        raise ConfigError(f"{where}: field 'sequence_ids' names message {max(owners)} of {num_messages}")
+    return TokenRecord(ids, mask, owners)
 
 
 def _item_id(row: Mapping[str, Any], where: str) -> str:
@@ -104,8 +173,8 @@ def _check_suffix(path: Path) -> None:
         raise ConfigError(f"{path}: conversation files end in .json or .jsonl")
 
 
-def _rows(path: Path) -> Iterator[tuple[Any, str]]:
-    """Each row with its name in errors."""
+def read_rows(path: Path) -> Iterator[tuple[Any, str]]:
+    """Each row of a ``.json`` or ``.jsonl`` file with its name in errors."""
     _check_suffix(path)
     try:
         text = path.read_text(encoding="utf-8-sig")

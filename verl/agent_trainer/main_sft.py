@@ -11,11 +11,11 @@ from verl.config import SFTConfig
 
 def train(config: SFTConfig) -> None:
     """Check everything that a look can check, then train."""
-    check_sft_inputs(config)
+    val_items = check_sft_inputs(config)
     # Only now: importing torch and Ray takes longer than finding a misspelled key.
     from verl.trainer.sft import run_sft
 
-    run_sft(config)
+    run_sft(config, val_items=val_items)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 import torch.distributed as dist
@@ -22,6 +23,7 @@ from verl.config import ModelConfig
 from verl.models.loading import compute_dtype, load_tokenizer, model_skeleton, prepare_for_training, read_model
 from verl.models.log_probs import OutputStates
 from verl.models.policy import PackedModule, PolicyModule, ReadOut
+from verl.models.prefixes import Family, find_families
 from verl.models.sequence_parallel import SequenceParallel, check_heads
 from verl.models.sharding import shard_module
 from verl.protocol import DataProto
@@ -37,6 +39,8 @@ class MicroBatchLimits:
     max_tokens: int | None = None
     """None sets no limit; a longer sequence goes alone. Ranks that share a row may hold as many each."""
     max_sequences: int | None = None
+    keeps_groups: bool = False
+    """Neighbours of one group, such as the two sides of a pair, go together and count as one sequence."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,7 @@ class PackedModel:
             if self.parallel is not None:
                 check_heads(model.config, self.parallel.size)
             module = make_module(model, self.parallel)
+            module.shares_prefixes = config.share_prefixes and self.parallel is None
             return module if trainable else module.requires_grad_(False)
 
         if self.device.type == "cpu" and distributed.world_size() == 1:
@@ -156,11 +161,22 @@ class PackedModel:
         max_tokens = self.limits.max_tokens
         if max_tokens is not None and self.parallel is not None:
             max_tokens *= self.parallel.size
-        useful = batch.sampled_lengths_B.nonzero()[:, 0].tolist()
-        lengths = batch.lengths_B[useful].tolist()
-        packs = pack(lengths, max_tokens=max_tokens, max_sequences=self.limits.max_sequences)
+        families = self._families(batch, max_tokens)
+        row_lengths: list[int] = batch.lengths_B.tolist()
+        costs = [family.cost(row_lengths) for family in families]
+        packs = pack(costs, max_tokens=max_tokens, max_sequences=self.limits.max_sequences)
         num_idle = distributed.max_over_ranks(len(packs)) - len(packs)
-        return [[useful[place] for place in part] for part in packs] + [[]] * num_idle
+        return [[index for place in part for index in families[place].members] for part in packs] + [[]] * num_idle
+
+    def _families(self, batch: DataProto, max_tokens: int | None) -> list[Family]:
+        """The sequences with loss tokens, those together that go into one micro-batch."""
+        useful: list[int] = batch.sampled_lengths_B.nonzero()[:, 0].tolist()
+        if self.limits.keeps_groups:
+            groups = batch.group_ids_B.tolist()
+            return [Family(list(unit), 0) for _, unit in groupby(useful, key=groups.__getitem__)]
+        if self.limits.max_sequences is None and self.module.shares_prefixes:
+            return find_families(batch, useful, max_tokens=max_tokens)
+        return [Family([index], 0) for index in useful]
 
 
 @dataclass(frozen=True, eq=False)

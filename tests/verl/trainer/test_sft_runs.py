@@ -16,6 +16,7 @@ from agentgym_rl.types import Message, Role
 from verl.agent_trainer.loading import load_config, parse_command_line
 from verl.config import SFTConfig
 from verl.models.loading import load_tokenizer
+from verl.trainer.examples import RowEncoder
 from verl.trainer.sft import encode, run_sft
 from verl.utils.tracking import read_metrics
 
@@ -67,20 +68,20 @@ def test_training_stops_when_its_time_is_over(model: Path, tmp_path: Path, capsy
 def test_rows_without_a_token_to_train_on_are_left_out_and_counted(capsys: pytest.CaptureFixture[str]) -> None:
     chat = ChatTemplate(make_tokenizer())
     rows = [conversation("a"), conversation("b", is_trained=False), conversation("c")]
-    examples = encode(rows, chat, max_length=100)
-    assert len(examples) == 2 and all(0 < sum(e.loss_mask) < len(e.loss_mask) for e in examples)
+    examples = encode(rows, RowEncoder(chat, max_length=100))
+    assert len(examples) == 2 and all(0 < e.num_trained < len(e.ids) for e in examples)
     assert "1 of 3 rows have no token to train on" in capsys.readouterr().out
 
 
 def test_data_in_which_nothing_can_be_trained_on_is_an_error() -> None:
     with pytest.raises(ConfigError, match="none of its 2 rows has a token to train on"):
-        encode([conversation("a", is_trained=False)] * 2, ChatTemplate(make_tokenizer()), max_length=100)
+        encode([conversation("a", is_trained=False)] * 2, RowEncoder(ChatTemplate(make_tokenizer()), max_length=100))
 
 
 def test_a_row_that_is_too_long_is_named() -> None:
     rows = [conversation("a"), conversation("long " * 200)]
     with pytest.raises(ConfigError, match=r"row 2 \(textcraft_1\): \d+ tokens, more than data\.max_length=100"):
-        encode(rows, ChatTemplate(make_tokenizer()), max_length=100)
+        encode(rows, RowEncoder(ChatTemplate(make_tokenizer()), max_length=100))
 
 
 def test_two_workers_need_two_conversations_a_step(model: Path, tmp_path: Path) -> None:

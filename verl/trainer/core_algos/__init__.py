@@ -22,6 +22,7 @@ from verl.trainer.core_algos.losses import (
     clipped_value_loss,
     ppo_clip_loss,
 )
+from verl.trainer.core_algos.preferences import PairKL, PairRatios, pair_losses, preference_loss
 from verl.trainer.core_algos.sampled import SampledTokens, Turns
 
 __all__ = [
@@ -31,6 +32,8 @@ __all__ = [
     "BatchTotals",
     "GroupStatistics",
     "LossNormalizer",
+    "PairKL",
+    "PairRatios",
     "PolicyLoss",
     "SampledTokens",
     "Turns",
@@ -46,6 +49,8 @@ __all__ = [
     "gae_advantages",
     "kl_estimate",
     "next_kl_coef",
+    "pair_losses",
     "ppo_clip_loss",
+    "preference_loss",
     "whiten",
 ]

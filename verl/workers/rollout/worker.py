@@ -6,9 +6,11 @@ import asyncio
 import functools
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
+
+import torch
 
 from agentgym_rl.agent.chat import ChatTemplate, Tokenizer
 from agentgym_rl.client.base import EnvClient
@@ -23,7 +25,7 @@ from verl.single_controller.base import Interrupted, WorkerContext
 from verl.utils.distributed import destroy_process_group
 from verl.utils.seeding import derive_seed
 from verl.workers.peers import join_peers
-from verl.workers.rollout.engine import Engine, EngineUsage
+from verl.workers.rollout.engine import Engine, EngineUsage, WeightUpdateTimes
 from verl.workers.rollout.engine_group import EngineGroup, Follower
 from verl.workers.rollout.hand_out import HandOut
 from verl.workers.rollout.hf_engine import HFEngine
@@ -194,6 +196,15 @@ class RolloutWorker:
             training_step=order.step,
             runs_inline=get_spec(agentgym.task_name).client.runs_inline,
         )
+
+    @property
+    def device(self) -> torch.device:
+        """This worker's own."""
+        return self._device
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> WeightUpdateTimes:
+        """Give the engine other weights; see `Engine.load_weights`. Collective, as iterating ``weights`` is."""
+        return self._engine.load_weights(weights, version)
 
     def close(self) -> None:
         """End the engine and leave the process group."""
