@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,14 +19,18 @@ from agentgym_rl.errors import ConfigError, EnvUnreachable
 from agentgym_rl.types import Item
 from verl.agent_trainer.capacity import hold_to_capacity
 from verl.config import (
+    AgentEvolConfig,
+    AgentEvolDataConfig,
     AgentGymConfig,
     DataConfig,
+    DPOConfig,
     GenerationConfig,
     GenerationDataConfig,
     ModelConfig,
     PPOConfig,
     RolloutConfig,
     SFTConfig,
+    SFTDataConfig,
 )
 from verl.utils.devices import resolve_device
 from verl.utils.tracking import check_loggers
@@ -46,6 +51,27 @@ class RunItems:
 def check_ppo_inputs(config: PPOConfig) -> RunItems:
     """Everything that a look can find wrong with a training run; returns its items. Raises `ConfigError`."""
     branch = config.actor_rollout_ref
+    items = check_ppo_settings(config)
+    check_model_path(branch.model)
+    report_beyond_context(branch.model, config.data, branch.rollout)
+    if config.needs_critic:
+        check_model_path(config.critic.model.resolved(branch.model))
+    for key, folder in ppo_output_folders(config).items():
+        check_output_folder(key, folder)
+    check_environment(branch.agentgym)
+    with_greedy = config.algorithm.adv_estimator == "remax"  # One more of each item.
+    train = config.data.train_batch_size * (branch.rollout.n + with_greedy)
+    val = len(items.val) * branch.rollout.val_kwargs.n
+    num_engines = config.trainer.world_size // branch.rollout.tensor_model_parallel_size
+    hold_to_capacity(branch.agentgym, num_workers=num_engines, at_once=max(train, val))
+    # Last, since it imports torch.
+    engine_name(branch.rollout, resolve_device(config.trainer.device))
+    return items
+
+
+def check_ppo_settings(config: PPOConfig) -> RunItems:
+    """The part of it that needs neither model nor server nor device, and makes no folders."""
+    branch = config.actor_rollout_ref
     check_loggers(config.trainer.logger)
     task = get_spec(branch.agentgym.task_name).name
     items = RunItems(
@@ -57,47 +83,91 @@ def check_ppo_inputs(config: PPOConfig) -> RunItems:
     if config.trainer.val_before_train and not items.val:
         raise ConfigError("trainer.val_before_train=True: validation needs data.val_file")
     report_overlap(items.train, items.val)
-    engine_name(branch.rollout, resolve_device(config.trainer.device))
-    check_model_path(branch.model)
-    report_beyond_context(branch.model, config.data, branch.rollout)
-    if config.needs_critic:
-        check_model_path(config.critic.model.resolved(branch.model))
-    check_output_folder("trainer.default_local_dir", config.trainer.default_local_dir)
-    if branch.rollout.rollout_log_dir is not None:
-        check_output_folder("actor_rollout_ref.rollout.rollout_log_dir", branch.rollout.rollout_log_dir)
-    check_environment(branch.agentgym)
-    with_greedy = config.algorithm.adv_estimator == "remax"  # One more of each item.
-    train = config.data.train_batch_size * (branch.rollout.n + with_greedy)
-    val = len(items.val) * branch.rollout.val_kwargs.n
-    num_engines = config.trainer.world_size // branch.rollout.tensor_model_parallel_size
-    hold_to_capacity(branch.agentgym, num_workers=num_engines, at_once=max(train, val))
     return items
+
+
+def ppo_output_folders(config: PPOConfig) -> dict[str, str]:
+    """Folders that a training run writes to, by key."""
+    folders = {"trainer.default_local_dir": config.trainer.default_local_dir}
+    if config.actor_rollout_ref.rollout.rollout_log_dir is not None:
+        folders["actor_rollout_ref.rollout.rollout_log_dir"] = config.actor_rollout_ref.rollout.rollout_log_dir
+    return folders
 
 
 def check_generation_inputs(config: GenerationConfig) -> tuple[Item, ...]:
     """The same for an evaluation."""
-    get_spec(config.agentgym.task_name)
-    items = tuple(load_items(config.data.path, config.agentgym.task_name))
-    if config.rollout.rollout_log_dir is None:
-        raise ConfigError("rollout.rollout_log_dir=null: an evaluation needs a folder for its results")
-    engine_name(config.rollout, resolve_device(config.trainer.device))
+    items = check_generation_settings(config)
     check_model_path(config.model)
     report_beyond_context(config.model, config.data, config.rollout)
-    check_output_folder("rollout.rollout_log_dir", config.rollout.rollout_log_dir)
+    check_output_folder("rollout.rollout_log_dir", str(config.rollout.rollout_log_dir))
     check_environment(config.agentgym)
     at_once = min(config.data.batch_size, len(items)) * config.data.n_samples
     num_engines = config.trainer.world_size // config.rollout.tensor_model_parallel_size
     hold_to_capacity(config.agentgym, num_workers=num_engines, at_once=at_once)
+    engine_name(config.rollout, resolve_device(config.trainer.device))
     return items
 
 
-def check_sft_inputs(config: SFTConfig) -> None:
-    """The same for supervised training."""
+def check_generation_settings(config: GenerationConfig) -> tuple[Item, ...]:
+    """The part of it that needs neither model nor server nor device, and makes no folders."""
+    get_spec(config.agentgym.task_name)
+    items = tuple(load_items(config.data.path, config.agentgym.task_name))
+    if config.rollout.rollout_log_dir is None:
+        raise ConfigError("rollout.rollout_log_dir=null: an evaluation needs a folder for its results")
+    return items
+
+
+def check_sft_inputs(config: SFTConfig) -> tuple[Item, ...]:
+    """The same for supervised and preference training; returns the items of validation, none where nothing is
+    validated."""
     check_loggers(config.trainer.logger)
     if not Path(config.data.train_file).is_file():
         raise ConfigError(f"data.train_file={config.data.train_file!r}: no such file")
+    items = _validation_items(config) if config.trainer.validates else ()
     check_model_path(config.model)
     check_output_folder("trainer.default_local_dir", config.trainer.default_local_dir)
+    if items:
+        _check_played(config, max_at_once=len(items) * config.rollout.val_kwargs.n)
+    return items
+
+
+def check_dpo_inputs(config: DPOConfig) -> tuple[Item, ...]:
+    """The same for preference training, with its reference."""
+    if config.ref.path is not None:
+        check_model_path(ModelConfig(path=config.ref.path))
+    return check_sft_inputs(config)
+
+
+def check_agentevol_inputs(config: AgentEvolConfig) -> RunItems:
+    """The same for AgentEvol."""
+    check_loggers(config.trainer.logger)
+    task = get_spec(config.agentgym.task_name).name
+    items = RunItems(tuple(load_items(config.data.train_file, task)), tuple(load_items(config.data.val_file, task)))
+    if config.data.base_file is not None and not Path(config.data.base_file).is_file():
+        raise ConfigError(f"data.base_file={config.data.base_file!r}: no such file")
+    check_model_path(config.model)
+    if config.algorithm.first_policy is not None:
+        check_model_path(ModelConfig(path=config.algorithm.first_policy))
+    check_output_folder("trainer.default_local_dir", config.trainer.default_local_dir)
+    explored = min(config.data.gen_batch_size, len(items.train)) * config.rollout.n
+    evaluated = min(config.data.gen_batch_size, len(items.val)) * config.rollout.val_kwargs.n
+    _check_played(config, max_at_once=max(explored, evaluated))
+    return items
+
+
+def _validation_items(config: SFTConfig) -> tuple[Item, ...]:
+    task = get_spec(config.agentgym.task_name).name
+    return tuple(load_items(config.data.val_file, task))
+
+
+def _check_played(config: SFTConfig | AgentEvolConfig, *, max_at_once: int) -> None:
+    """What a model that is trained on data needs beside that to play."""
+    report_beyond_context(config.model, config.data, config.rollout)
+    check_environment(config.agentgym)
+    num_engines = config.trainer.world_size // config.rollout.tensor_model_parallel_size
+    hold_to_capacity(config.agentgym, num_workers=num_engines, at_once=max_at_once)
+    # Last, since it imports torch.
+    engine_name(config.rollout, resolve_device(config.trainer.device))
 
 
 def report_overlap(train: Sequence[Item], val: Sequence[Item]) -> None:
@@ -110,18 +180,30 @@ def report_overlap(train: Sequence[Item], val: Sequence[Item]) -> None:
 
 def check_model_path(config: ModelConfig) -> None:
     """A folder with a ``config.json``, or a name that the hub (or its cache on this machine) knows."""
-    folder = Path(config.path)
-    if (folder / "config.json").is_file():
+    if is_model_folder(config):
         return
-    if folder.exists():
-        raise ConfigError(f"model.path={config.path!r}: has no config.json, so it is no Hugging Face model folder")
+    folder = Path(config.path)
     # A hub name is `name` or `owner/name`; anything else was meant as a path.
     if folder.is_absolute() or config.path.startswith(".") or len(folder.parts) > 2:
         raise ConfigError(f"model.path={config.path!r}: no such folder")
     _check_hub(config.path)
 
 
-def report_beyond_context(model: ModelConfig, data: DataConfig | GenerationDataConfig, rollout: RolloutConfig) -> None:
+def is_model_folder(config: ModelConfig) -> bool:
+    """True for a folder with a ``config.json``, False where nothing is; `ConfigError` for any other folder or file."""
+    folder = Path(config.path)
+    if (folder / "config.json").is_file():
+        return True
+    if folder.exists():
+        raise ConfigError(f"model.path={config.path!r}: has no config.json, so it is no Hugging Face model folder")
+    return False
+
+
+def report_beyond_context(
+    model: ModelConfig,
+    data: DataConfig | GenerationDataConfig | SFTDataConfig | AgentEvolDataConfig,
+    rollout: RolloutConfig,
+) -> None:
     """Say so when sequences may grow longer than the model's ``config.json`` says that it can read.
 
     The ``vllm`` engine refuses that when it starts. transformers, and so the ``hf`` engine, goes on: what is sampled
@@ -182,6 +264,14 @@ def check_output_folder(key: str, folder: str) -> None:
             pass
     except OSError as error:
         raise ConfigError(f"{key}={folder!r}: no files can be written there: {error.strerror}") from error
+
+
+def check_can_be_made(key: str, folder: str) -> None:
+    """`check_output_folder` by a look, which makes nothing."""
+    path = Path(folder).resolve()
+    there = next(place for place in (path, *path.parents) if place.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise ConfigError(f"{key}={folder!r}: no files can be written there: {there} is no folder to write to")
 
 
 def check_environment(config: AgentGymConfig) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from agentgym_rl.errors import ConfigError
 from agentgym_rl.rounds import RoundScheduler
 from agentgym_rl.threads import available_cores, threads_per_worker
-from verl.config import GenerationTrainerConfig, PPOConfig, SFTTrainerConfig, TrainerConfig
+from verl.config import GenerationConfig, GenerationTrainerConfig, PPOConfig, SFTTrainerConfig, TrainerConfig
 
 AnyTrainerConfig = TrainerConfig | GenerationTrainerConfig | SFTTrainerConfig
 
@@ -23,6 +23,18 @@ def describe_machine(config: AnyTrainerConfig, device: str) -> str:
     workers = f"{config.world_size} worker{'s' if config.world_size > 1 else ''}"
     kind = f"{config.worker_group}, {device}, {resolve_threads(config)} threads each of {available_cores()} cores"
     return f"{workers} ({kind})"
+
+
+def describe_generation(config: GenerationConfig, *, num_items: int, num_done: int, device: str) -> str:
+    """What an evaluation is going to do, ``num_done`` of its trajectories done already."""
+    num_trajectories = num_items * config.data.n_samples
+    done = f", {num_done} of them done already" if num_done else ""
+    sampling = f"sampled at temperature {config.rollout.temperature:g}" if config.rollout.temperature else "greedy"
+    return (
+        f"plan: {num_items} items x {config.data.n_samples} samples = {num_trajectories} trajectories of at most "
+        f"{config.agentgym.max_rounds} rounds{done}, {sampling}\n"
+        f"      {describe_machine(config.trainer, device)}"
+    )
 
 
 @dataclass(frozen=True)
