@@ -8,8 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from agentgym_rl.data.commands import add_make_pairs
 from agentgym_rl.envs.commands import TaskParser, add_bench, add_check, add_play, add_serve
 from agentgym_rl.errors import AgentGymError
+from agentgym_rl.evaluation.commands import add_compare
+from agentgym_rl.viewer.command import add_view
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -58,7 +61,7 @@ def _demonstrate(options: argparse.Namespace) -> None:
     print(f"{len(conversations)} demonstrations in {options.out}")
 
 
-_SUBCOMMANDS = (add_serve, add_play, add_check, add_bench, _add_demonstrate)
+_SUBCOMMANDS = (add_serve, add_play, add_check, add_bench, add_compare, _add_demonstrate, add_make_pairs, add_view)
 
 if __name__ == "__main__":
     sys.exit(main())

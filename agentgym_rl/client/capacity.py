@@ -6,11 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agentgym_rl.client.addresses import parse_addresses
-from agentgym_rl.client.connection import Connection
-from agentgym_rl.errors import EnvProtocolError
-
-_CONNECT_S = 3.0
-_ANSWER_S = 10.0
+from agentgym_rl.client.health import read_health
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,21 +23,10 @@ def read_capacity(env_addr: str | Sequence[str]) -> Capacity | None:
 
     Raises `EnvError` when a server does not answer.
     """
-    healths = [_health(address) for address in parse_addresses(env_addr)]
+    healths = [read_health(address) for address in parse_addresses(env_addr)]
     places = [health.get("capacity") for health in healths]
     taken = [health.get("sessions") for health in healths]
     counts = [count for count in places + taken if isinstance(count, int)]
     if len(counts) < 2 * len(healths):
         return None
     return Capacity(total=min(counts[: len(healths)]) * len(healths), taken=sum(counts[len(healths) :]))
-
-
-def _health(address: str) -> dict[str, object]:
-    connection = Connection(address, timeout_s=_ANSWER_S, max_retries=0, connect_timeout_s=_CONNECT_S)
-    try:
-        content = connection.get("health").content
-    except EnvProtocolError:
-        return {}
-    finally:
-        connection.close()
-    return content if isinstance(content, dict) else {}

@@ -94,8 +94,8 @@ class Report:
         shares = ", ".join(f"{ending.reason} {ending.share:.1%}" for ending in self.endings)
         lines.append(f"stop reasons of {self.num_trajectories} trajectories: {shares or 'none'}")
         if self.endings:
-            header = ("", "trajectories", "score", "success", "turns")
-            lines += aligned([header, *(_ending_cells(ending) for ending in self.endings)])
+            titles = ("", "trajectories", "score", "success", "turns")
+            lines += aligned([titles, *(_ending_cells(ending) for ending in self.endings)])
         if self.num_faults:
             counts = ", ".join(f"{kind} {count}" for kind, count in self.faults_by_type.items())
             lines.append(f"faults: {self.num_faults} ({counts})")
@@ -134,14 +134,19 @@ def report_files(path: str | Path) -> Report:
 
 def finished_samples(path: str | Path) -> set[tuple[str, int]]:
     """``(item_id, sample_index)`` of every result written below ``path``: what need not be done again, as faults do."""
-    return {(t.item.item_id, t.sample_index) for t in read_trajectories(path).trajectories if not t.masked}
+    trajectories = read_trajectories(path).trajectories
+    return {(t.item.item_id, t.sample_index) for t in trajectories if t.is_last_trial and not t.masked}
 
 
 def one_per_sample(trajectories: Iterable[Trajectory]) -> list[Trajectory]:
-    """The result of each sample, or its last fault where it has none: what counts of a sample that was done again."""
+    """The result of each sample, or its last fault where it has none: what counts of a sample that was done again.
+
+    Of a sample that tried its item several times (``reflect``), the last trial is the result.
+    """
     chosen: dict[tuple[str, int], Trajectory] = {}
     for trajectory in sorted(trajectories, key=lambda t: not t.masked):
-        chosen[trajectory.item.item_id, trajectory.sample_index] = trajectory
+        if trajectory.is_last_trial:
+            chosen[trajectory.item.item_id, trajectory.sample_index] = trajectory
     return list(chosen.values())
 
 

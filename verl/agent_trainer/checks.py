@@ -33,6 +33,7 @@ from verl.config import (
     SFTDataConfig,
 )
 from verl.utils.devices import resolve_device
+from verl.utils.model_folder import find_model
 from verl.utils.tracking import check_loggers
 from verl.workers.rollout.selection import engine_name
 
@@ -97,6 +98,7 @@ def ppo_output_folders(config: PPOConfig) -> dict[str, str]:
 def check_generation_inputs(config: GenerationConfig) -> tuple[Item, ...]:
     """The same for an evaluation."""
     items = check_generation_settings(config)
+    config.model.path = find_model(config.model.path)
     check_model_path(config.model)
     report_beyond_context(config.model, config.data, config.rollout)
     check_output_folder("rollout.rollout_log_dir", str(config.rollout.rollout_log_dir))

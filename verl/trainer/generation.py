@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from agentgym_rl.errors import ConfigError
-from agentgym_rl.evaluation.report import Report, finished_samples, make_report, one_per_sample
+from agentgym_rl.evaluation.report import Report
+from agentgym_rl.evaluation.results import (
+    TRAJECTORY_FOLDER,
+    Requested,
+    claim_folder,
+    missing_requests,
+    note_requested,
+    report_on,
+    write_report,
+)
+from agentgym_rl.evaluation.versions import library_versions, server_versions
 from agentgym_rl.rollout.collector import RolloutRequest, TokenLimits, check_failures
-from agentgym_rl.rollout.log import read_trajectories
 from agentgym_rl.types import Item, SamplingParams
 from verl.config import GenerationConfig
 from verl.single_controller.base import Interrupted, WorkerGroup, WorkerSpec
@@ -20,13 +25,9 @@ from verl.single_controller.signals import Terminated, stop_on_sigterm
 from verl.single_controller.start import start_workers
 from verl.trainer.plan import describe_machine, resolve_threads
 from verl.trainer.rollouts import generate, make_requests
-from verl.utils.checkpoint import write_atomically
 from verl.utils.devices import resolve_device
+from verl.utils.model_folder import model_version
 from verl.workers.setup import RolloutOrder, RolloutSetup
-
-SETTINGS_FILE = "settings.json"
-REPORT_FILE = "report.json"
-TRAJECTORY_FOLDER = "trajectories"
 
 
 def run_generation(config: GenerationConfig, items: Sequence[Item]) -> Report:
@@ -36,43 +37,19 @@ def run_generation(config: GenerationConfig, items: Sequence[Item]) -> Report:
     too large a share of what is sampled are faults.
     """
     device, folder = resolve_device(config.trainer.device), Path(config.rollout.rollout_log_dir or "").resolve()
-    claim_folder(folder, _settings(config))
+    run = {"versions": library_versions(), "device": device, "workers": config.trainer.world_size}
+    claim_folder(folder, _settings(config), run)
+    note_requested(folder, Requested(tuple(items), config.data.n_samples))
     requests = make_requests(items, n=config.data.n_samples, purpose="eval", seed=config.data.seed)
-    finished = finished_samples(folder / TRAJECTORY_FOLDER)
-    missing = [request for request in requests if _sample_of(request) not in finished]
+    missing = missing_requests(requests, folder)
     print(_describe(config, len(items), len(requests), len(missing), device), flush=True)
     if missing:
         with start_workers(_worker_spec(config, folder, device), config.trainer, config.ray_init) as workers:
             _sample(config, workers, missing)
-    report = report_on(requests, folder)
+    report = report_on(folder)
+    write_report(folder, report)
     print(report.table(), flush=True)
     print(f"results in {folder}", flush=True)
-    return report
-
-
-def claim_folder(folder: Path, settings: dict[str, Any]) -> None:
-    """Make the results folder, or find it made with the same settings; `ConfigError` when it was made with others."""
-    path = folder / SETTINGS_FILE
-    if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps(settings, indent=1))
-        return
-    earlier = json.loads(path.read_text())
-    for key, value in settings.items():
-        if earlier.get(key) != value:
-            raise ConfigError(
-                f"{key}={value!r}: rollout.rollout_log_dir={str(folder)!r} holds results made with "
-                f"{earlier.get(key)!r}; take another folder, or remove that one"
-            )
-
-
-def report_on(requests: Sequence[RolloutRequest], folder: Path) -> Report:
-    """The report over the requested samples that the results folder holds, also written to its ``report.json``."""
-    contents = read_trajectories(folder / TRAJECTORY_FOLDER)
-    wanted = {_sample_of(request) for request in requests}
-    chosen = [t for t in one_per_sample(contents.trajectories) if (t.item.item_id, t.sample_index) in wanted]
-    report = make_report(chosen, torn_files=contents.torn)
-    (folder / REPORT_FILE).write_text(json.dumps(_as_json(report), indent=1))
     return report
 
 
@@ -97,10 +74,6 @@ def _sample(config: GenerationConfig, workers: WorkerGroup, requests: Sequence[R
     except Interrupted:
         raise Terminated("terminated; the same command goes on from the results that are there") from None
     check_failures(faults, rollout.max_failed_fraction, total=len(requests))
-
-
-def _sample_of(request: RolloutRequest) -> tuple[str, int]:
-    return request.item.item_id, request.sample_index
 
 
 def _settings(config: GenerationConfig) -> dict[str, Any]:
@@ -147,23 +120,9 @@ def _worker_spec(config: GenerationConfig, folder: Path, device: str) -> WorkerS
 
 def _describe(config: GenerationConfig, num_items: int, num_requests: int, num_missing: int, device: str) -> str:
     done = "" if num_missing == num_requests else f", {num_requests - num_missing} of them done already"
+    sampling = f"sampled at temperature {config.rollout.temperature:g}" if config.rollout.temperature else "greedy"
     return (
         f"plan: {num_items} items x {config.data.n_samples} samples = {num_requests} trajectories of at most "
-        f"{config.agentgym.max_rounds} rounds{done}\n"
+        f"{config.agentgym.max_rounds} rounds{done}, {sampling}\n"
         f"      {describe_machine(config.trainer, device)}"
     )
-
-
-def _as_json(report: Report) -> Any:
-    return _finite(dataclasses.asdict(report))
-
-
-def _finite(value: Any) -> Any:
-    """JSON values: paths as text, and null for a mean over nothing."""
-    if isinstance(value, dict):
-        return {str(key): _finite(child) for key, child in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(child) for child in value]
-    if isinstance(value, Path):
-        return str(value)
-    return None if isinstance(value, float) and not math.isfinite(value) else value

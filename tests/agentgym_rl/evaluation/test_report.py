@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
 
@@ -122,3 +123,57 @@ def test_an_evaluation_of_nothing_has_no_averages():
     assert report.overall.num_items == 0
     assert math.isnan(report.overall.avg)
     assert "none" in report.table()
+
+
+def test_what_came_of_each_stop_reason_is_told():
+    report = make_report(
+        [
+            make_trajectory(item(0), score=1.0, success=True, turns=2),
+            make_trajectory(item(1), score=0.5, turns=4, stop_reason=StopReason.MAX_ROUNDS),
+            make_trajectory(item(2), score=0.0, turns=6, stop_reason=StopReason.MAX_ROUNDS),
+            make_trajectory(item(3), turns=1, stop_reason=StopReason.DEADLINE, error="DeadlineExceeded: toy_3"),
+        ]
+    )
+    done, cut, late = report.endings
+    assert (done.reason, done.count, done.avg, done.success_share) == (StopReason.DONE, 1, 1.0, 1.0)
+    assert (cut.reason, cut.count, cut.share, cut.avg, cut.success_share, cut.turns_mean) == (
+        *(StopReason.MAX_ROUNDS, 2, 0.5, 0.25, 0.0, 5.0),
+    )
+    assert math.isnan(late.avg) and late.turns_mean == 1
+
+
+def test_several_tasks_have_scores_of_their_own_and_categories_under_their_names():
+    trajectories = [
+        make_trajectory(Item(task, index, "other"), score=score, success=score == 1)
+        for task, index, score in (("maze", 0, 1.0), ("maze", 1, 0.0), ("toy", 0, 0.5))
+    ]
+    report = make_report(trajectories)
+    assert [(scores.name, scores.num_items, scores.avg) for scores in report.tasks] == [
+        ("maze", 2, 0.5),
+        ("toy", 1, 0.5),
+    ]
+    assert [scores.name for scores in report.categories] == ["maze/other", "toy/other"]
+    assert make_report(trajectories[:2]).tasks == ()
+
+
+def test_intervals_stand_beside_the_averages():
+    report = make_report([make_trajectory(item(i), score=float(i < 5), success=i < 5) for i in range(20)])
+    scores = report.overall
+    assert scores.pass_interval is not None and scores.avg_interval is not None
+    assert (scores.pass_interval.low, scores.pass_interval.high) == pytest.approx((0.1119, 0.4687), abs=1e-4)
+    assert scores.avg_interval.low == pytest.approx(0.05, abs=0.051) and scores.avg_interval.high < 0.5
+    assert str(scores.pass_interval) in report.table()
+
+
+def test_of_a_sample_with_several_trials_the_last_one_counts(tmp_path):
+    first, last = (
+        dataclasses.replace(make_trajectory(item(0), score=score, success=score == 1), trial=trial, num_trials=2)
+        for trial, score in ((1, 0.0), (2, 1.0))
+    )
+    with TrajectoryLog(tmp_path / "0.jsonl") as log:
+        log.write(first)
+    assert finished_samples(tmp_path) == set()
+    with TrajectoryLog(tmp_path / "0.jsonl") as log:
+        log.write(last)
+    report = report_files(tmp_path)
+    assert (report.num_trajectories, report.overall.avg, report.overall.pass_rate) == (1, 1.0, 1.0)

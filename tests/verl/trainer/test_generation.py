@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +22,14 @@ from agentgym_rl.envs.registry import register
 from agentgym_rl.envs.server import build_app
 from agentgym_rl.errors import ConfigError, EngineError, TooManyFailures
 from agentgym_rl.evaluation.report import Report
+from agentgym_rl.evaluation.results import REPORT_FILE, SETTINGS_FILE, report_on
+from agentgym_rl.evaluation.versions import fingerprint
 from agentgym_rl.types import Item
 from verl.agent_trainer.loading import load_config, parse_command_line
+from verl.agent_trainer.main_eval import main as main_eval
 from verl.config import GenerationConfig
 from verl.trainer.generation import run_generation
+from verl.utils.model_folder import find_model
 from verl.workers.rollout.hf_engine import HFEngine
 
 pytestmark = pytest.mark.server
@@ -172,3 +178,57 @@ def test_no_item_waits_for_one_that_is_slow(evaluate: Evaluate, tmp_path: Path, 
     watcher.join()
     assert report.num_trajectories == 7
     assert [row["item_id"] for row in rows_in(tmp_path)][-1] == f"{TASK}_0"
+
+
+def test_figures_are_computed_again_from_the_files(
+    evaluate: Evaluate, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = evaluate()
+    written = (tmp_path / REPORT_FILE).read_text()
+    (tmp_path / REPORT_FILE).unlink()
+    capsys.readouterr()
+    assert main_eval([str(tmp_path)]) == 0
+    assert report.table() in capsys.readouterr().out
+    assert (tmp_path / REPORT_FILE).read_text() == written
+    assert main_eval([str(tmp_path / "elsewhere")]) == 2
+    assert "no results of an evaluation are there" in capsys.readouterr().err
+
+
+def test_an_evaluation_that_did_not_come_to_its_end_says_what_is_missing(evaluate: Evaluate, tmp_path: Path) -> None:
+    evaluate()
+    [path] = tmp_path.rglob("*.jsonl")
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:5]))
+    report = report_on(tmp_path)
+    assert (report.num_trajectories, report.num_missing) == (5, 9)
+    assert "not yet done: 9 samples" in report.table()
+
+
+def test_versions_of_model_and_server_are_kept_and_results_of_others_are_not_mixed_in(
+    evaluate: Evaluate, tmp_path: Path, model: Path
+) -> None:
+    evaluate(items=1)
+    content = json.loads((tmp_path / SETTINGS_FILE).read_text())
+    assert content["settings"]["model.weights"] == fingerprint(model)
+    assert content["settings"]["servers"] == {TASK: {"version": version("agentgym-rl"), "data": "none"}}
+    assert content["runs"][0]["versions"]["agentgym-rl"] == version("agentgym-rl")
+    other = tmp_path / "model"
+    shutil.copytree(model, other)
+    weights = other / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
+    assert fingerprint(other) != fingerprint(model)
+    with pytest.raises(ConfigError, match=r"model\.path=.*/model': .* holds results made with"):
+        evaluate(f"model.path={other}", items=1)
+
+
+def test_a_checkpoint_and_a_runs_folder_lead_to_the_model_in_them(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    for step in (5, 10):
+        folder = run / f"global_step_{step}" / "actor" / "huggingface"
+        folder.mkdir(parents=True)
+        (folder / "config.json").touch()
+    assert find_model(str(run / "global_step_5")) == str(run / "global_step_5" / "actor" / "huggingface")
+    assert find_model(str(run)) == str(run)  # which of the two is complete, only the pointer says
+    (run / "latest_checkpointed_iteration.txt").write_text("10")
+    assert find_model(str(run)) == str(run / "global_step_10" / "actor" / "huggingface")
+    assert find_model(str(run / "global_step_5" / "actor" / "huggingface")).endswith("global_step_5/actor/huggingface")
+    assert find_model("Qwen/Qwen2.5-7B-Instruct") == "Qwen/Qwen2.5-7B-Instruct"
