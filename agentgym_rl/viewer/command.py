@@ -22,6 +22,12 @@ def add_view(subcommands: Any) -> None:
     parser.add_argument("--port", type=port, default=_DEFAULT_PORT, help="0 takes a free one")
     parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0 serves other machines, too, with a token")
     parser.add_argument("--token", help=f"what the browser must know; default: the variable {TOKEN_VARIABLE}, if set")
+    playing = parser.add_argument_group("playing by hand or with a served model")
+    playing.add_argument("--env", action="append", default=[], metavar="TASK=URL", help="a server to play on")
+    playing.add_argument(
+        "--model", action="append", default=[], metavar="NAME=URL", help="OpenAI-compatible, up to /v1; may play, too"
+    )
+    playing.add_argument("--save-to", type=Path, metavar="FOLDER", help="where played trajectories may be written")
     parser.set_defaults(run=_view)
 
 
@@ -32,10 +38,12 @@ def _view(options: argparse.Namespace) -> None:
         raise ConfigError(f"the viewer needs the package {error.name}: pip install 'agentgym-rl[viewer]'") from error
     from agentgym_rl.envs.serving import Server, bind, url_of
     from agentgym_rl.viewer.library import Library
+    from agentgym_rl.viewer.playing import PlaySettings, parse_models, parse_servers
     from agentgym_rl.viewer.security import Access, host_names
 
     access = Access(_token(options), host_names([options.host]))
-    app = build_app(Library(options.path), access=access)
+    play = PlaySettings(parse_servers(options.env), parse_models(options.model), options.save_to)
+    app = build_app(Library(options.path), access=access, play=play)
     listener = bind(options.host, options.port)
     query = f"/?token={access.token}" if access.token else ""
     Server(app, on_ready=lambda: print(f"viewing {options.path} on {url_of(listener)}{query}", flush=True)).run(

@@ -17,7 +17,7 @@ import msgspec
 
 from agentgym_rl.envs.registry import get_spec, known_tasks
 from agentgym_rl.errors import ConfigError
-from agentgym_rl.types import Role, Trajectory
+from agentgym_rl.types import PartKind, Role, Trajectory
 
 # -------------------------------------------------------------------------------------------------------------- blocks
 
@@ -255,8 +255,14 @@ def panel_json(panel: Panel | None) -> Any:
 def first_observation(trajectory: Trajectory) -> str:
     """What the agent saw before its first turn; empty for an episode that did not begin."""
     spoken = trajectory.turn_messages
-    before = trajectory.messages[: spoken[0]] if spoken else trajectory.messages
-    return next((message.content for message in reversed(before) if message.role == Role.USER), "")
+    count = spoken[0] if spoken else len(trajectory.messages)
+    heard = (index for index in reversed(range(count)) if trajectory.messages[index].role in (Role.USER, Role.TOOL))
+    index = next(heard, None)
+    if index is None:
+        return ""
+    text = trajectory.messages[index].content
+    parts = trajectory.parts[index] if index < len(trajectory.parts) else ()
+    return "".join(text[part.start : part.end] for part in parts if part.kind == PartKind.OBSERVATION) or text
 
 
 def observations(trajectory: Trajectory) -> list[str]:

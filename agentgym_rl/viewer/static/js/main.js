@@ -6,6 +6,7 @@ import { link, navigation, go, startRouter } from "./router.js";
 import { helpDialog } from "./help.js";
 import { themeButton } from "./theme.js";
 import "../pages/index.js";
+import "../panels/environment.js";
 
 const help = helpDialog();
 

@@ -1,0 +1,48 @@
+// The turns of one episode as a list of which one is marked; for exported files and for play.
+
+import { h } from "./dom.js";
+
+const KINDS = new Set(["thought", "action", "plan", "reflection", "observation", "instruction", "acknowledgement"]);
+
+/** `{element, select, selected}`: messages as `records.py` tells them, with each turn's reward. */
+export function turnsView({ messages, turns }) {
+  const first = messages.findIndex((message) => message.turn !== null);
+  const opening = first < 0 ? messages : messages.slice(0, first);
+  const places = turns.map((turn) => turn.message);
+  const sections = turns.map((turn, index) => drawTurn(turn, index, messages, places[index + 1] ?? messages.length));
+  let marked = 0;
+  const select = (number) => {
+    sections[marked - 1]?.removeAttribute("aria-current");
+    marked = Math.max(0, Math.min(number, sections.length));
+    sections[marked - 1]?.setAttribute("aria-current", "true");
+    return marked;
+  };
+  const element = h(
+    "div",
+    { class: "turns" },
+    h("details", { open: !turns.length }, h("summary", {}, "Before the first turn"), opening.map(drawMessage)),
+    sections,
+  );
+  return { element, sections, select, selected: () => marked };
+}
+
+function drawTurn(turn, index, messages, end) {
+  const own = turn.message === null ? [] : messages.slice(turn.message, end);
+  // The last answer of the environment is told by the turn alone.
+  const unsaid = own.length < 2 && turn.observation ? h("div", { class: "said observation" }, h("h4", {}, "Observation"), words(turn.observation)) : null;
+  return h(
+    "section",
+    { class: "turn", id: `turn-${index + 1}`, "aria-label": `Turn ${index + 1}` },
+    h("h3", {}, `Turn ${index + 1}`, turn.reward ? h("span", { class: "badge" }, `reward ${turn.reward}`) : null),
+    own.map(drawMessage),
+    unsaid,
+  );
+}
+
+function drawMessage({ role, pieces, aside }) {
+  return h("div", { class: `message ${role}` }, h("h4", {}, aside ?? role), pieces.map(([kind, text]) => words(text, kind)));
+}
+
+function words(text, kind = "") {
+  return h("p", { class: KINDS.has(kind) ? `words ${kind}` : "words" }, kind && KINDS.has(kind) ? h("span", { class: "visually-hidden" }, `${kind}: `) : null, text);
+}
