@@ -123,6 +123,10 @@ class ModelConfig:
     trust_remote_code: bool = False
     enable_gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more compute."""
+    share_prefixes: bool = True
+    """What trajectories of one group have in common at their beginning, such as the prompt, is computed once for those
+    that share a micro-batch; same numbers up to rounding. Not with ``ppo_micro_batch_size_per_gpu`` or
+    ``ulysses_sequence_parallel_size``."""
     dtype: str = "auto"
     """Parameters' type: ``float32``, ``bfloat16``, or ``auto``: float32, with bfloat16 compute on CUDA."""
     external_lib: str | None = None
@@ -800,6 +804,12 @@ class PPOConfig:
                 f"actor_rollout_ref.rollout.n={rollout.n} with algorithm.filter_groups.enable=True: a group needs "
                 "n >= 2 to have a signal"
             )
+        agentgym = self.actor_rollout_ref.agentgym
+        if algorithm.adv_estimator == "remax" and agentgym.agent_choice.tries_again:
+            raise ConfigError(
+                f"algorithm.adv_estimator=remax with actor_rollout_ref.agentgym.agent={agentgym.agent}: an agent that "
+                "tries again needs another estimator, since the greedy baseline is that of a first trial"
+            )
         if algorithm.kl_ctrl.type == "adaptive" and actor.use_kl_loss:
             raise ConfigError(
                 "algorithm.kl_ctrl.type='adaptive' with actor_rollout_ref.actor.use_kl_loss=True: must be fixed, since "
@@ -931,8 +941,8 @@ class SFTDataConfig:
     """Conversations: JSON or JSONL rows ``{item_id, conversations: [{from, loss, value}]}``; role/content works too.
 
     Of rows that hold token ids, as those of trajectory files do, the very ids are trained on that were sampled."""
-    val_file: str | None = None
-    """Items for validation by rollouts during training; a file, or a folder of category files."""
+    val_file: Any = None
+    """Items for validation by rollouts during training, as in ``main_ppo``."""
     train_batch_size: int = 32
     """Rows per optimizer step, over all workers."""
     max_length: int = 4096
@@ -960,8 +970,8 @@ class SFTDataConfig:
 class ValidationAgentGymConfig(GenerationAgentGymConfig):
     """The environment that the model is validated in during training; nothing else needs one."""
 
-    task_name: str = ""
-    """A registered environment; empty where nothing is validated."""
+    task_name: Any = ""
+    """A registered environment, or a list of several; empty where nothing is validated."""
     env_addr: Any = ""
     """As in ``main_ppo``; empty where nothing is validated."""
 
@@ -1146,10 +1156,10 @@ class DPOConfig(SFTConfig):
 class AgentEvolDataConfig:
     base_file: str | None = None
     """Conversations that every iteration trains on beside what it explored; None: on that alone."""
-    train_file: str = "???"
-    """Items that are explored."""
-    val_file: str = "???"
-    """Items that each iteration's model is evaluated on; a file, or a folder of category files."""
+    train_file: Any = "???"
+    """Items that are explored, as in ``main_ppo``."""
+    val_file: Any = "???"
+    """Items that each iteration's model is evaluated on, as ``data.path`` in ``main_generation``."""
     train_batch_size: int = 32
     """Conversations per optimizer step, over all workers."""
     gen_batch_size: int = 32
@@ -1180,8 +1190,9 @@ class AgentEvolAlgorithmConfig:
     first_policy: str | None = None
     """The model that explores first; None: what training ``model.path`` on ``data.base_file`` gives (iteration 0), or
     ``model.path`` itself where there is no base data."""
-    reward_threshold: float | None = None
-    """Explored trajectories with at least this score are trained on; None: those that the task counts as successes."""
+    reward_threshold: Any = None
+    """Explored trajectories with at least this score are trained on; None: those that the task counts as successes. Of
+    several tasks, a list with an entry for each in the order of ``agentgym.task_name``."""
     explored: str = "one_per_item"
     """``one_per_item``: of each item the best trajectory that passes, the shortest of equals; ``all`` that pass."""
     train_from: str = "base"
@@ -1189,6 +1200,11 @@ class AgentEvolAlgorithmConfig:
 
     def __post_init__(self) -> None:
         _at_least("algorithm.iterations", self.iterations, 1)
+        thresholds = self.reward_threshold if isinstance(self.reward_threshold, list) else [self.reward_threshold]
+        if not all(value is None or type(value) in (int, float) for value in thresholds):
+            raise ConfigError(
+                f"algorithm.reward_threshold={self.reward_threshold!r}: must be a number or null, or a list of them"
+            )
         _one_of("algorithm.explored", self.explored, ("one_per_item", "all"))
         _one_of("algorithm.train_from", self.train_from, ("base", "last"))
 
@@ -1236,8 +1252,21 @@ class AgentEvolConfig:
                 f"data.train_batch_size={self.data.train_batch_size} on {self.trainer.world_size} workers: must be at "
                 f"least {self.trainer.world_size}, so that each has a conversation"
             )
+        thresholds = self.algorithm.reward_threshold
+        if isinstance(thresholds, list) and len(thresholds) != len(self.agentgym.tasks):
+            raise ConfigError(
+                f"algorithm.reward_threshold={thresholds!r}: must have an entry for each of the "
+                f"{len(self.agentgym.tasks)} tasks of agentgym.task_name, or be one value for all"
+            )
         if self.rollout.rollout_log_dir is not None:
             raise ConfigError(
                 f"rollout.rollout_log_dir={self.rollout.rollout_log_dir!r}: must be null, since each iteration has its "
                 "folder in trainer.default_local_dir"
             )
+
+    @property
+    def thresholds(self) -> dict[str, float | None]:
+        """The least score to train on by task; None: a success."""
+        thresholds = self.algorithm.reward_threshold
+        each = thresholds if isinstance(thresholds, list) else [thresholds] * len(self.agentgym.tasks)
+        return dict(zip(self.agentgym.tasks, each, strict=True))

@@ -57,6 +57,22 @@ def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     return metrics | _episode_metrics(sound) | _turn_metrics(sound)
 
 
+def trial_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """What trying again brought: success of the first trials and of the last ones, faults left out; nothing where no
+    sample tried twice."""
+    if all(trajectory.num_trials == 1 for trajectory in trajectories):
+        return {}
+    sound = [trajectory for trajectory in trajectories if not trajectory.masked]
+    by_trial = {
+        "first": [float(t.success) for t in sound if t.trial == 1],
+        "last": [float(t.success) for t in sound if t.is_last_trial],
+    }
+    return {
+        "rollout/trials_mean": _mean([float(t.num_trials) for t in trajectories if t.is_last_trial]),
+        **{f"rollout/success_{which}_trial": _mean(values) for which, values in by_trial.items() if values},
+    }
+
+
 def _episode_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """What whole trajectories gave and took; nothing where there is none."""
     if not trajectories:

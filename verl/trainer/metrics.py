@@ -11,6 +11,7 @@ import torch
 
 from agentgym_rl.types import Trajectory
 from verl.protocol import DataProto
+from verl.trainer.credit import group_of
 from verl.trainer.rollouts import RolloutUsage
 
 _SHORTEST_S = 1e-9
@@ -39,7 +40,7 @@ def group_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Groups of the step, those without two different scores, and those that faults left with one member or none."""
     scores: dict[str, list[float]] = defaultdict(list)
     for trajectory in trajectories:
-        scores[trajectory.uid] += [] if trajectory.masked else [trajectory.score]
+        scores[group_of(trajectory)] += [] if trajectory.masked else [trajectory.score]
     return {
         "rollout/groups": float(len(scores)),
         "rollout/groups_without_signal": float(sum(len(set(group)) < 2 for group in scores.values())),

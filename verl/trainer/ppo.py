@@ -16,7 +16,7 @@ import torch
 
 from agentgym_rl.errors import AgentGymError
 from agentgym_rl.rollout.collector import RolloutRequest, TokenLimits, check_failures
-from agentgym_rl.rollout.statistics import rollout_metrics
+from agentgym_rl.rollout.statistics import rollout_metrics, trial_metrics
 from agentgym_rl.types import Item, SamplingParams
 from verl.config import EvalSamplingConfig, PPOConfig, RolloutConfig
 from verl.protocol import DataProto
@@ -141,6 +141,8 @@ class PPOTrainer:
     def validate(self) -> dict[str, float]:
         """Metrics ``val/...`` of the current policy over all validation items, at the longest horizon of the run.
 
+        Of an agent that tries again, each sample's last trial counts.
+
         Every validation draws the same random numbers, so that a change of its result is a change of the policy.
         """
         rollout, watch = self._config.actor_rollout_ref.rollout, Stopwatch()
@@ -154,7 +156,9 @@ class PPOTrainer:
         with watch.measure("validate"):
             trajectories = self._generate(requests, order).trajectories
         check_failures(trajectories, rollout.max_failed_fraction)
-        metrics = {name.replace("rollout/", "val/", 1): value for name, value in rollout_metrics(trajectories).items()}
+        results = [trajectory for trajectory in trajectories if trajectory.is_last_trial]
+        sampled = rollout_metrics(results) | trial_metrics(trajectories)
+        metrics = {name.replace("rollout/", "val/", 1): value for name, value in sampled.items()}
         return metrics | watch.seconds
 
     def save(self) -> dict[str, float]:
@@ -299,7 +303,7 @@ class PPOTrainer:
     def _mini_batches(
         self, batch: DataProto, rollouts: StepRollouts, *, groups: int, epochs: int, shuffle: bool, seed: int
     ) -> list[SharedMiniBatch]:
-        row_uids = [trajectory.uid for trajectory in rollouts.trained]
+        row_uids = [row.trajectory.uid for row in rollouts.rows]
         rows = mini_batch_rows(row_uids, list(rollouts.kept), groups=groups, epochs=epochs, shuffle=shuffle, seed=seed)
         return [share_mini_batch(batch.select(mini_batch), self._workers.world_size) for mini_batch in rows]
 
@@ -314,7 +318,8 @@ class PPOTrainer:
 
     def _step_metrics(self, step: int, batch: DataProto, rollouts: StepRollouts) -> dict[str, float]:
         trajectories = rollouts.trajectories
-        sampled = rollout_metrics(trajectories) | usage_metrics(rollouts.usage) | group_metrics(trajectories)
+        sampled = rollout_metrics(trajectories) | trial_metrics(trajectories) | group_metrics(trajectories)
+        sampled |= usage_metrics(rollouts.usage)
         return (
             sampled
             | rollouts.metrics()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tqdm import tqdm
 
-from agentgym_rl.rollout.collector import RolloutRequest
+from agentgym_rl.rollout.collector import RolloutRequest, by_sample
 from agentgym_rl.rollout.requests import make_requests
 from agentgym_rl.types import Trajectory
 from verl.single_controller.base import WorkerGroup
@@ -61,12 +61,12 @@ class Rollout:
     """What came of a number of requests."""
 
     trajectories: list[Trajectory]
-    """In the requests' order; with `RolloutOrder.only_faults` the faults alone."""
+    """In the requests' order, the trials of one sample in turn; with `RolloutOrder.only_faults` the faults alone."""
     usage: RolloutUsage
 
 
 def generate(workers: WorkerGroup, requests: Sequence[RolloutRequest], order: RolloutOrder) -> Rollout:
-    """A trajectory for each request, made by all workers, with a progress bar on a terminal.
+    """The trajectories of all requests, made by all workers, with a progress bar on a terminal.
 
     The workers take the requests one by one as they have room, so that a slow item or worker holds up only itself.
     """
@@ -81,5 +81,7 @@ def _joined(shares: Sequence[RolloutShare], order: RolloutOrder, num_requests: i
     taken = [share.indices for share in shares]
     if (num_taken := sum(map(len, taken))) != num_requests:
         raise RuntimeError(f"the workers took up {num_taken} of {num_requests} requests")
-    joined = [trajectory for share in shares for trajectory in share.trajectories]
-    return joined if order.only_faults else [joined[place] for place in restore_order(taken)]
+    if order.only_faults:
+        return [trajectory for share in shares for trajectory in share.trajectories]
+    samples = [trials for share in shares for trials in by_sample(share.trajectories)]
+    return [trajectory for place in restore_order(taken) for trajectory in samples[place]]

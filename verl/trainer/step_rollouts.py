@@ -10,10 +10,11 @@ from itertools import islice
 
 import torch
 
-from agentgym_rl.rollout.collector import RolloutRequest, check_failures
+from agentgym_rl.rollout.collector import RolloutRequest, by_sample, check_failures
 from agentgym_rl.types import Item, SamplingParams, Trajectory
 from verl.config import PPOConfig
-from verl.protocol import DataProto
+from verl.protocol import DataProto, group_code
+from verl.trainer.credit import TrainingRow, group_of, training_rows
 from verl.trainer.item_order import ItemOrder
 from verl.trainer.rollouts import Rollout, RolloutUsage, make_requests
 from verl.workers.setup import RolloutOrder
@@ -38,16 +39,18 @@ class StepRollouts:
     """Groups without signal are left out."""
 
     @property
-    def trained(self) -> list[Trajectory]:
-        """Sound trajectories of the groups that are kept."""
-        return [trajectory for group in self.kept.values() for trajectory in group]
+    def rows(self) -> list[TrainingRow]:
+        """What is trained on of the sound trajectories of the groups that are kept, in the batch's order."""
+        return [row for group in self.kept.values() for trajectory in group for row in training_rows(trajectory)]
 
     def batch(self) -> DataProto:
-        """The trained trajectories, with their greedy baselines where there are any."""
-        batch = DataProto.from_trajectories(self.trained)
+        """The rows, with their greedy baselines where there are any."""
+        rows = self.rows
+        batch = DataProto.from_trajectories([row.trajectory for row in rows])
+        batch = batch.replace(group_ids_B=torch.tensor([group_code(row.group) for row in rows], dtype=torch.int64))
         if not self.greedy:
             return batch
-        greedy = [self.greedy[trajectory.uid] for trajectory in self.trained]
+        greedy = [self.greedy[row.trajectory.uid] for row in rows]
         baselines = [math.nan if trajectory.masked else trajectory.score for trajectory in greedy]
         return batch.replace(baselines_B=torch.tensor(baselines, dtype=torch.float64))
 
@@ -72,7 +75,7 @@ class StepSampler:
         self._config, self._order, self._generate = config, order, generate
 
     def sample(self, step: int, *, max_rounds: int, sampling: SamplingParams) -> StepRollouts:
-        """``n`` trajectories of each of the step's items, item by item.
+        """``n`` samples of each of the step's items, item by item.
 
         Under ``algorithm.filter_groups`` groups without signal are left out, and more items are taken until as many
         groups are there as the batch has items, or the rounds of sampling are used up. Which ones follows from seed,
@@ -114,19 +117,27 @@ class StepSampler:
             step=step, max_rounds=max_rounds, sampling=sampling, log_name=f"step{step}", append=number > 1
         )
         made = self._generate(requests, order)
-        pairs = list(zip(requests, made.trajectories, strict=True))
-        samples = [trajectory for request, trajectory in pairs if not request.greedy]
+        pairs = list(zip(requests, by_sample(made.trajectories), strict=True))
+        samples = [trial for request, trials in pairs if not request.greedy for trial in trials]
         groups = _by_uid(samples)
         if rollouts.is_filtered:
-            groups = {uid: g for uid, g in groups.items() if differs(g, algorithm.filter_groups.metric)}
+            groups = {uid: g for uid, g in groups.items() if has_difference(g, algorithm.filter_groups.metric)}
         rollouts.trajectories += samples
-        rollouts.greedy |= {request.uid: trajectory for request, trajectory in pairs if request.greedy}
+        rollouts.greedy |= {request.uid: trials[0] for request, trials in pairs if request.greedy}
         # A late round may be a single group: a share of it alone would say little.
         check_failures([*rollouts.trajectories, *rollouts.greedy.values()], rollout.max_failed_fraction)
         rollouts.kept |= groups
         rollouts.usage += made.usage
         rollouts.num_rounds = number
         rollouts.num_groups += len(items)
+
+
+def has_difference(trajectories: Iterable[Trajectory], metric: str) -> bool:
+    """True when an item's trajectories teach something: some of those that are compared have different results."""
+    groups: dict[str, list[Trajectory]] = {}
+    for trajectory in trajectories:
+        groups.setdefault(group_of(trajectory), []).append(trajectory)
+    return any(differs(group, metric) for group in groups.values())
 
 
 def differs(group: Iterable[Trajectory], metric: str) -> bool:

@@ -54,7 +54,7 @@ class RolloutShare:
     indices: tuple[int, ...]
     """Rising: the requests that fell to it; none where its device serves another worker's engine."""
     trajectories: tuple[Trajectory, ...]
-    """One for each of them; with `RolloutOrder.only_faults` the faults among them."""
+    """One for each of them, or one for each trial; with `RolloutOrder.only_faults` the faults among them."""
     duration_s: float
     engine: EngineUsage
     """In this call alone."""

@@ -59,13 +59,13 @@ def even_items_differ(request: RolloutRequest) -> Trajectory:
 
 def test_without_filtering_all_groups_are_kept_and_sampled_once():
     rollouts, orders = sample(even_items_differ)
-    assert len(rollouts.trajectories) == len(rollouts.trained) == 8 and len(rollouts.kept) == 4
+    assert len(rollouts.trajectories) == len(rollouts.rows) == 8 and len(rollouts.kept) == 4
     assert len(orders) == 1 and rollouts.metrics() == {}
 
 
 def test_groups_without_signal_are_replaced_by_those_of_other_items():
     rollouts, orders = sample(even_items_differ, *FILTER)
-    assert len(rollouts.kept) == 4 and all(t.item.index % 2 == 0 for t in rollouts.trained)
+    assert len(rollouts.kept) == 4 and all(row.trajectory.item.index % 2 == 0 for row in rollouts.rows)
     assert all(len(group) == 2 for group in rollouts.kept.values())
     items = [t.item.index for t in rollouts.trajectories]
     assert len(items) == 2 * len(set(items))  # None was sampled twice while others were left.
@@ -91,7 +91,7 @@ def test_an_item_that_is_sampled_again_makes_a_group_and_samples_of_its_own():
         return make_trajectory(request.item, score=1.0)
 
     rollouts, orders = sample(nobody_differs, *FILTER, "algorithm.filter_groups.max_num_gen_batches=5")
-    assert len(orders) == 5 and rollouts.trained == [] and rollouts.num_groups == 20
+    assert len(orders) == 5 and rollouts.rows == [] and rollouts.num_groups == 20
     assert len(set(seeds.values())) == len(seeds) == 40
 
 
