@@ -54,7 +54,7 @@ def _messages(fields: dict[str, Any]) -> list[dict[str, Any]]:
                 "loss": entry.get("loss"),
                 "turn": turn_of.get(index),
                 "aside": aside_of.get(index),
-                "pieces": _pieces(text, parts[index]) if index < len(parts) else _guessed_pieces(text, role),
+                "pieces": _pieces(text, parts[index]) if index < len(parts) else _guessed_pieces(text, role, entry),
                 "tokens": bounds.get(index),
             }
         )
@@ -86,8 +86,10 @@ def _pieces(text: str, parts: Sequence[Sequence[Any]]) -> list[list[str]]:
     return [piece for piece in [*pieces, ["", text[done:]]] if piece[1]]
 
 
-def _guessed_pieces(text: str, role: str) -> list[list[str]]:
-    """For rows that do not tell: an assistant's thought and action where they stand, all else as one piece."""
+def _guessed_pieces(text: str, role: str, entry: dict[str, Any]) -> list[list[str]]:
+    """For rows that do not tell: thought and action of a model's answer where they stand, all else as one piece."""
+    if role == "assistant" and entry.get("loss") is False:
+        return [["acknowledgement", text]]
     if role != "assistant":
         return [["", text]] if text else []
     parts, done = [], 0

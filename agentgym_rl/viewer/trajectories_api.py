@@ -45,6 +45,12 @@ def make_router(library: Library) -> APIRouter:
         place = library.place_of(id)
         return json_answer({"summary": summary, "place": place, "group": group, **record_of(row)})
 
+    @router.get("/trajectories/{id}/neighbours")
+    def neighbours(id: str, query: Annotated[Query, QueryString()]) -> Response:
+        """Where a trajectory stands in a list: its position, counted from 1, and the ids before and after it."""
+        rows = select(library, query, searches)
+        return json_answer(_neighbours([row.id for row in rows], id))
+
     @router.get("/trajectories/{id}/raw")
     def raw(id: str) -> Response:
         """The trajectory's row as it stands in its file."""
@@ -54,6 +60,18 @@ def make_router(library: Library) -> APIRouter:
         return Response(row, media_type="application/json")
 
     return router
+
+
+def _neighbours(ids: list[str], id: str) -> dict[str, Any]:
+    if id not in ids:
+        return {"position": None, "total": 0, "previous": None, "next": None}
+    place = ids.index(id)
+    return {
+        "position": place + 1,
+        "total": len(ids),
+        "previous": ids[place - 1] if place else None,
+        "next": ids[place + 1] if place + 1 < len(ids) else None,
+    }
 
 
 def _facets(library: Library, run: str) -> dict[str, Any]:

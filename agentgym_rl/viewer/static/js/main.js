@@ -38,6 +38,6 @@ startKeys();
 bindAll([
   ["?", "show or hide these keys", help.toggle],
   ["g", "go to the runs", () => go(link("runs"))],
-
+  ["t", "go to the trajectories", () => go(link("trajectories"))],
 ]);
 startRouter(document.getElementById("main"), { onShow: showBar, onError: showError });

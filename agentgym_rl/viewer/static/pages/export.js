@@ -32,14 +32,14 @@ async function show({ main, parameters, signal }) {
     h("p", {}, `${total} trajectories are chosen by `, h("a", { href: link("trajectories", "", filters) }, "the filters of the list"), ". Faults are left out of the files."),
     h(
       "section",
-      { class: "card" },
+      { class: "card away" },
       h("h2", {}, "Conversations for supervised training"),
       h("p", {}, h("label", { for: "export-success" }, onlySuccess, " successes only")),
       h("p", {}, conversations),
     ),
     h(
       "section",
-      { class: "card" },
+      { class: "card away" },
       h("h2", {}, "Pairs for preference training"),
       h(
         "p",
