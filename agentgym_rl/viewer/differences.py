@@ -46,8 +46,17 @@ def _parts(words: Sequence[str], same: set[int]) -> Iterator[Part]:
     begin = 0
     for index in range(1, len(words) + 1):
         if index == len(words) or (index in same) != (begin in same):
-            yield Part("".join(words[begin:index]), begin not in same)
+            yield from _stretch("".join(words[begin:index]), changed=begin not in same)
             begin = index
+
+
+def _stretch(text: str, *, changed: bool) -> Iterator[Part]:
+    """One part; the white space before a change is none."""
+    gap = len(text) - len(text.lstrip()) if changed else 0
+    if gap:
+        yield Part(text[:gap], False)
+    if text[gap:]:
+        yield Part(text[gap:], changed)
 
 
 def _longest_common(a: Sequence[str], b: Sequence[str]) -> list[tuple[int, int]]:

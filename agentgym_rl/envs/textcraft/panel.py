@@ -56,12 +56,13 @@ def panel(trajectory: Trajectory) -> Panel:
     commands = _read_commands(opening)
     goal = match[1].strip().lower() if (match := _GOAL.search(opening)) else ""
     used = _crafts_of(trajectory)
-    tree = _Planner(commands, used).step(goal, 1) if goal else None
+    planner = _Planner(commands, used)
+    tree = planner.step(goal, 1) if goal else None
     inventories = list(_inventories(trajectory))
     frames = tuple(
         _frame(tree, inventory, inventories[max(0, number - 1)]) for number, inventory in enumerate(inventories)
     )
-    return Panel(frames, always=(_command_table(commands, tree, used),))
+    return Panel(frames, always=(_command_table(commands, tree, planner),))
 
 
 # ------------------------------------------------------------------------------------------------------------- reading
@@ -133,7 +134,7 @@ class _Planner:
         for command in commands:
             self._ways.setdefault(command.item, []).append(command)
         self._groups = _groups()
-        self._used = {(command.item, frozenset(name for name, _ in command.inputs)) for command in used}
+        self._used = used
         self._used_items = {command.item for command in used} | {name for each in used for name, _ in each.inputs}
         self._nodes = 0
 
@@ -155,13 +156,16 @@ class _Planner:
 
     def _choose(self, item: str) -> _Command | None:
         ways = self._ways.get(item, [])
-        return min(ways, key=lambda way: (not self._was_used(way), len(way.inputs)), default=None)
+        return min(ways, key=lambda way: (not self.times_used(way), len(way.inputs)), default=None)
 
-    def _was_used(self, way: _Command) -> bool:
-        """Whether the agent crafted by it, concrete items standing for groups."""
-        return any(
-            item == way.item and all(inputs & self._groups.get(name, frozenset({name})) for name, _ in way.inputs)
-            for item, inputs in self._used
+    def times_used(self, way: _Command) -> int:
+        """How often the agent crafted by it, concrete items standing for groups."""
+        return sum(self._follows(craft, way) for craft in self._used)
+
+    def _follows(self, craft: _Command, way: _Command) -> bool:
+        given = [name for name, _ in craft.inputs]
+        return craft.item == way.item and all(
+            any(each in self._groups.get(name, frozenset({name})) for each in given) for name, _ in way.inputs
         )
 
 
@@ -221,16 +225,16 @@ def _inventory_table(held: Counter[str], before: Counter[str]) -> Table:
     return Table(("item", "held", "change"), rows, "Inventory", tones, empty="nothing yet")
 
 
-def _command_table(commands: Sequence[_Command], tree: _Step | None, used: Sequence[_Command]) -> Table:
+def _command_table(commands: Sequence[_Command], tree: _Step | None, planner: _Planner) -> Table:
     """The commands shown, those of the tree first."""
     needed = set(_commands_in(tree)) if tree else set()
-    times = Counter(craft.item for craft in used)
     ordered = sorted(commands, key=lambda command: command.text not in needed)
     rows = tuple(
-        (command.text, "yes" if command.text in needed else "", str(times[command.item] or "")) for command in ordered
+        (command.text, "yes" if command.text in needed else "", str(planner.times_used(command) or ""))
+        for command in ordered
     )
     tones = tuple(Tone.PLAIN if command.text in needed else Tone.MUTED for command in ordered)
-    return Table(("command", "on the way", "item crafted"), rows, "Crafting commands", tones)
+    return Table(("command", "on the way", "used"), rows, "Crafting commands", tones)
 
 
 def _commands_in(step: _Step) -> Iterator[str]:

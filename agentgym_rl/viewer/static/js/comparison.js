@@ -11,13 +11,18 @@ import { panelView } from "./frames.js";
 export function comparisonView({ comparison, headings, panels }) {
   const { left, right, opening, rows } = comparison;
   const elements = rows.map((row) => drawRow(row));
-  const views = panels.map((panel) => panel && panelView(panel));
+  const views = panels.map((panel) => panel && panelView(panel, { brief: true }));
+  const states = views.some(Boolean)
+    ? h("section", { class: "compared-panels", "aria-label": "State after the turn that is marked" }, pair(views[0]?.element, views[1]?.element))
+    : null;
   let selected = 0;
   const select = (turn) => {
     elements[selected - 1]?.removeAttribute("aria-current");
     selected = Math.max(0, Math.min(turn, elements.length));
     elements[selected - 1]?.setAttribute("aria-current", "true");
     views.forEach((view) => view?.show(selected));
+    if (states && selected) elements[selected - 1].after(states);
+    else if (states) elements[0]?.before(states);
     return selected;
   };
   const element = h(
@@ -26,10 +31,7 @@ export function comparisonView({ comparison, headings, panels }) {
     h("p", { class: "verdict" }, verdict(comparison)),
     pair(side(headings[0], left), side(headings[1], right), "heads"),
     h("details", {}, h("summary", {}, "First observation"), pair(words(opening[0]), words(opening[1]))),
-    h("div", { class: "compared-rows" }, elements),
-    views.some(Boolean)
-      ? h("section", { class: "compared-panels", "aria-label": "State after the turn that is marked" }, pair(views[0]?.element, views[1]?.element))
-      : null,
+    h("div", { class: "compared-rows" }, states, elements),
   );
   elements.forEach((row, index) => row.addEventListener("click", () => select(index + 1)));
   select(comparison.first_difference ?? 0);

@@ -3,14 +3,17 @@
 import { fill, h } from "./dom.js";
 import { drawBlocks } from "./blocks.js";
 
-/** `{element, show}` of a panel as the server tells it; `show(turn)` draws the frame of a turn, the last one at most. */
-export function panelView(panel) {
+/**
+ * `{element, show}` of a panel as the server tells it; `show(turn)` draws the frame of a turn, the last one at most.
+ * `brief` leaves out what is the same at every turn.
+ */
+export function panelView(panel, { brief = false } = {}) {
   const frame = h("div", { class: "frame-blocks" });
   const element = h(
     "div",
     { class: "panel" },
     frame,
-    panel.always.length ? h("div", { class: "frame-blocks" }, drawBlocks(panel.always)) : null,
+    !brief && panel.always.length ? h("div", { class: "frame-blocks" }, drawBlocks(panel.always)) : null,
     panel.note ? h("p", { class: "muted note" }, panel.note) : null,
   );
   let shown = -1;

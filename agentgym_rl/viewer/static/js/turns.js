@@ -2,6 +2,7 @@
 
 import { h } from "./dom.js";
 
+const ROLES = new Set(["user", "assistant", "system", "tool"]);
 const KINDS = new Set(["thought", "action", "plan", "reflection", "observation", "instruction", "acknowledgement"]);
 
 /** `{element, select, selected}`: messages as `records.py` tells them, with each turn's reward. */
@@ -29,7 +30,7 @@ export function turnsView({ messages, turns }) {
 function drawTurn(turn, index, messages, end) {
   const own = turn.message === null ? [] : messages.slice(turn.message, end);
   // The last answer of the environment is told by the turn alone.
-  const unsaid = own.length < 2 && turn.observation ? h("div", { class: "said observation" }, h("h4", {}, "Observation"), words(turn.observation)) : null;
+  const unsaid = own.length < 2 && turn.observation ? h("div", { class: "said observation" }, h("h4", {}, "observation"), h("p", { class: "words" }, turn.observation)) : null;
   return h(
     "section",
     { class: "turn", id: `turn-${index + 1}`, "aria-label": `Turn ${index + 1}` },
@@ -40,9 +41,10 @@ function drawTurn(turn, index, messages, end) {
 }
 
 function drawMessage({ role, pieces, aside }) {
-  return h("div", { class: `message ${role}` }, h("h4", {}, aside ?? role), pieces.map(([kind, text]) => words(text, kind)));
+  const [speaker] = role.split(" ");
+  return h("div", { class: ROLES.has(speaker) ? `message ${speaker}` : "message" }, h("h4", {}, aside ?? role), h("p", { class: "words" }, pieces.map(drawPiece)));
 }
 
-function words(text, kind = "") {
-  return h("p", { class: KINDS.has(kind) ? `words ${kind}` : "words" }, kind && KINDS.has(kind) ? h("span", { class: "visually-hidden" }, `${kind}: `) : null, text);
+function drawPiece([kind, text]) {
+  return KINDS.has(kind) ? h("span", { class: kind }, text) : text;
 }
