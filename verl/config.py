@@ -17,7 +17,7 @@ from typing import Any
 from agentgym_rl.agent.strategies import AgentChoice
 from agentgym_rl.client.addresses import addresses_by_task
 from agentgym_rl.errors import ConfigError
-from agentgym_rl.rounds import RoundScheduler
+from agentgym_rl.rounds import Patience, RoundScheduler, make_scheduler
 
 
 def _one_of(key: str, value: Any, allowed: Iterable[Any]) -> None:
@@ -489,21 +489,33 @@ class KLControlConfig:
 
 @dataclass
 class RoundsControlConfig:
-    """ScalingInter-RL: assistant turns allowed in each training step."""
+    """ScalingInter-RL: turns allowed in each training step."""
 
     type: str = "fixed"
-    """``fixed`` or ``scaling_inter_stepwise``."""
+    """``fixed``, ``scaling_inter_stepwise`` (the next stage after so many steps), ``scaling_inter_linear`` (from stage to
+    stage in equal parts) or ``scaling_inter_adaptive`` (the next stage when the success rate stops rising, or when too
+    many trajectories are cut)."""
     rounds: Any = 10
-    """An int for ``fixed``, a rising list for ``scaling_inter_stepwise``."""
+    """An int for ``fixed``, a rising list of stages for the others."""
     steps_scaling_inter: int = 100
-    """Training steps that a stage lasts."""
+    """Training steps that a stage lasts, for ``scaling_inter_stepwise``, or that it takes from one stage to the next, for
+    ``scaling_inter_linear``."""
+    window: int = 10
+    """Training steps that ``scaling_inter_adaptive`` averages."""
+    min_rise: float = 0.01
+    """``scaling_inter_adaptive``: the success rate has stopped rising when that of the last ``window`` steps is not
+    higher by this than that of the ``window`` before."""
+    max_cut_share: float = 0.5
+    """``scaling_inter_adaptive``: the next stage begins, too, when more than this share of the trajectories of the last
+    ``window`` steps ended by ``max_rounds``."""
 
     def __post_init__(self) -> None:
         self.scheduler()
 
     def scheduler(self) -> RoundScheduler:
         """The schedule; raises `ConfigError` for an impossible one."""
-        return RoundScheduler(self.type, self.rounds, self.steps_scaling_inter)
+        patience = Patience(self.window, self.min_rise, self.max_cut_share)
+        return make_scheduler(self.type, self.rounds, self.steps_scaling_inter, patience)
 
 
 GROUP_ESTIMATORS = ("grpo", "rloo", "reinforce_plus_plus_baseline", "gigpo")
@@ -706,6 +718,10 @@ class TrainerConfig:
     """Dense 16-bit peak of one device, for the model FLOPs utilisation; None takes it by the GPU's name, if known."""
     critic_warmup: int = 0
     """So many steps at the start train the critic alone."""
+    token_values: str = "computed"
+    """What is kept of each sampled token for the viewer, in ``default_local_dir/token_values``: ``none``; ``computed``:
+    advantages, and what else the step computes (log-probs, values); ``all``: log-probs and entropies in any case, at
+    the cost of two passes."""
     seed: int = 0
     num_threads: int | None = None
     """Threads of torch per worker; None shares the machine's cores out among its workers."""
@@ -716,6 +732,7 @@ class TrainerConfig:
         _check_workers(self)
         _check_length(self)
         _at_least("trainer.critic_warmup", self.critic_warmup, 0)
+        _one_of("trainer.token_values", self.token_values, ("none", "computed", "all"))
         _check_checkpoints(self)
         if self.peak_tflops_per_device is not None:
             _above("trainer.peak_tflops_per_device", self.peak_tflops_per_device, 0)

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from verl.models.attention import Packing
 from verl.models.log_probs import OutputStates, token_kl, token_log_probs
+from verl.models.prefixes import Row
 from verl.models.sequence_parallel import SequenceParallel
 from verl.protocol import DataProto
 
@@ -44,6 +45,8 @@ class PackedModule(nn.Module, ABC):
         super().__init__()
         self.model = model
         self.parallel = parallel
+        self.shares_prefixes = False
+        """Compute once what sequences of one group begin with; not where ranks share a row."""
         # Dropout would make a token's old and new log-prob differ without any update between them.
         for layer in model.modules():
             if isinstance(layer, nn.Dropout):
@@ -64,18 +67,16 @@ class PackedModule(nn.Module, ABC):
         targets_S = batch.loss_mask_T.nonzero()[:, 0]
         ids_S = batch.input_ids_T[targets_S]
         if self.parallel is None:
-            return self.read_out(
-                self._states_before(batch, targets_S), ids_S, with_entropy=with_entropy, reference=reference
-            )
+            return self.read_out(self._states_before(batch), ids_S, with_entropy=with_entropy, reference=reference)
         hidden_SD, own = self._own_states_before(batch, targets_S, self.parallel)
         results = self.read_out(hidden_SD, ids_S[own], with_entropy=with_entropy, reference=reference)
         merge = self.parallel.merge
         return results.map(lambda own_S: merge(own_S.new_zeros(len(targets_S)).index_copy(0, own, own_S)))
 
-    def _states_before(self, batch: DataProto, targets_S: torch.Tensor) -> torch.Tensor:
-        # A loss token is never its sequence's first, so the state before it belongs to the same sequence.
-        hidden_TD = self._backbone(batch.input_ids_T, batch.position_ids_T, Packing.of(batch.offsets_B1))
-        return hidden_TD[targets_S - 1]
+    def _states_before(self, batch: DataProto) -> torch.Tensor:
+        row = Row.of(batch, shares_prefixes=self.shares_prefixes)
+        ids_P, positions_P = batch.input_ids_T[row.tokens_P], batch.position_ids_T[row.tokens_P]
+        return self._backbone(ids_P, positions_P, row.packing)[row.before_S]
 
     def _own_states_before(
         self, batch: DataProto, targets_S: torch.Tensor, parallel: SequenceParallel
@@ -119,9 +120,9 @@ class PolicyModule(PackedModule):
 
     def states(self, batch: DataProto) -> OutputStates:
         """What the distributions of the batch's loss tokens follow from; of this rank's stretch, where it has one."""
-        targets_S = batch.loss_mask_T.nonzero()[:, 0]
         if self.parallel is None:
-            return self._output_states(self._states_before(batch, targets_S))
+            return self._output_states(self._states_before(batch))
+        targets_S = batch.loss_mask_T.nonzero()[:, 0]
         return self._output_states(self._own_states_before(batch, targets_S, self.parallel)[0])
 
     def _output_states(self, hidden_SD: torch.Tensor) -> OutputStates:
