@@ -1,4 +1,4 @@
-"""One browser for all tests of the viewer's pages."""
+"""One browser for the tests of a file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from playwright.sync_api import Browser
 from support.chromium import headless_chromium
 
 
-@pytest.fixture(scope="session")
+# Not for the session: while Playwright runs, its event loop is that of the thread, and `asyncio.run` fails there.
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     with headless_chromium() as running:
         yield running
