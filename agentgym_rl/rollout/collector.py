@@ -14,7 +14,7 @@ import asyncio
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -25,8 +25,9 @@ from agentgym_rl.agent.strategies import MOST_TRIALS, Agent, AgentChoice, Outcom
 from agentgym_rl.client.base import EnvClient
 from agentgym_rl.errors import ConfigError, EngineError, EnvError, TooManyFailures
 from agentgym_rl.rollout.handler import RewardRule, RolloutHandler, RolloutRequest, TokenLimits, unstarted_trajectory
-from agentgym_rl.rollout.sessions import EnvClientError, EnvSession, SessionPool, SessionUsage
+from agentgym_rl.rollout.sessions import EnvClientError, EnvSession, SessionUsage, TaskSessions
 from agentgym_rl.types import (
+    Item,
     Message,
     PartKind,
     Role,
@@ -61,8 +62,8 @@ class RolloutSettings:
     """Trajectories in flight, and so sessions and threads."""
     agent: AgentChoice = field(default_factory=AgentChoice)
     training_step: int = 0
-    runs_inline: bool = False
-    """`EnvClient.runs_inline` of the clients."""
+    runs_inline: bool | frozenset[str] = False
+    """`EnvClient.runs_inline` of the clients; of several tasks, the names of those where it is true."""
 
     def __post_init__(self) -> None:
         for name in ("max_rounds", "max_concurrency"):
@@ -76,7 +77,7 @@ async def collect(
     requests: Sequence[RolloutRequest],
     engine: TokenGenerator,
     *,
-    make_client: Callable[[], EnvClient],
+    make_client: Callable[[], EnvClient] | Mapping[str, Callable[[], EnvClient]],
     chat: ChatTemplate,
     settings: RolloutSettings,
     picks: Iterable[int] | None = None,
@@ -92,13 +93,13 @@ async def collect(
     room for another trajectory, so that several collectors may share requests by picking from one supply.
     ``only_faults``: return only masked trajectories, where ``on_finished`` puts all away and there may be many.
     ``make_client`` is called in a thread of the new session, if it has one; making a client creates its session on the
-    server.
+    server. Where the requests are of several tasks, it is a mapping from each task's name to what makes its clients.
     ``on_finished`` is called with each trajectory, masked ones included, when its sample ends; ``on_closed`` at last,
     with what the sessions did.
     All sessions are closed when this returns or raises. Raises `TooManyFailures` early when the environment, or the
     engine, has never answered while several trajectories have failed on it; `check_failures` judges the whole.
     """
-    sessions = SessionPool(make_client, inline=settings.runs_inline)
+    sessions = TaskSessions(make_client, inline=settings.runs_inline)
     collection = _Collection(engine, sessions, chat, settings, on_finished, only_faults=only_faults)
     try:
         with _patient_threads():
@@ -161,7 +162,7 @@ class _Collection:
     def __init__(
         self,
         engine: TokenGenerator,
-        sessions: SessionPool,
+        sessions: TaskSessions,
         chat: ChatTemplate,
         settings: RolloutSettings,
         on_finished: Callable[[Trajectory], None] | None,
@@ -169,14 +170,14 @@ class _Collection:
         only_faults: bool,
     ) -> None:
         self.engine, self.sessions, self.chat, self.settings = engine, sessions, chat, settings
-        self.worked: set[StopReason] = set()
-        """Faults whose part of the system has answered at least once."""
+        self.worked: set[_Part] = set()
+        """What has answered at least once."""
         self._on_finished, self._only_faults = on_finished, only_faults
         self._failed: list[Trajectory] = []
 
     async def run(self, requests: Sequence[RolloutRequest], picks: Iterable[int]) -> list[Trajectory]:
         self._num_requests = len(requests)
-        self._num_items = len({request.item for request in requests})
+        self._items = {request.item for request in requests}
         made: dict[int, list[Trajectory]] = {}
         supply = iter(picks)
         num_lanes = min(self.settings.max_concurrency, len(requests))
@@ -227,12 +228,23 @@ class _Collection:
     def _note_failure(self, trajectory: Trajectory) -> None:
         """Give up when several items failed on a part that has never worked: the rest would only fail as well."""
         self._failed.append(trajectory)
-        causes = [t for t in self._failed if t.stop_reason == trajectory.stop_reason]
+        part = _part_behind(trajectory.stop_reason, trajectory.item)
+        causes = [t for t in self._failed if _part_behind(t.stop_reason, t.item) == part]
         is_deadline = trajectory.stop_reason == StopReason.DEADLINE
-        if is_deadline or trajectory.stop_reason in self.worked or len(causes) < min(_HOPELESS, self._num_requests):
+        if is_deadline or part in self.worked or len(causes) < min(_HOPELESS, self._num_requests):
             return
-        if len({t.item for t in causes}) >= min(_HOPELESS, self._num_items):
+        items = [item for item in self._items if _part_behind(trajectory.stop_reason, item) == part]
+        if len({t.item for t in causes}) >= min(_HOPELESS, len(items)):
             raise TooManyFailures(_describe_failures(causes, self._num_requests))
+
+
+_Part = tuple[StopReason, str]
+"""A part of the system that may fail: the kind of fault that it gives, and the task whose environment it is."""
+
+
+def _part_behind(stop_reason: StopReason, item: Item) -> _Part:
+    """What failed: each task has an environment of its own, and all share the engine."""
+    return (stop_reason, item.task if stop_reason == StopReason.ENV_ERROR else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,6 +281,7 @@ class _Attempt:
         self._unseen: str | None = None
         """What the environment said last, until the agent is shown it."""
         self._reward = 0.0
+        self._sessions = collection.sessions.of(request.item.task)
         self._session: EnvSession | None = None
         self._handler: RolloutHandler | None = None
         self._address = ""
@@ -292,13 +305,13 @@ class _Attempt:
             )
         finally:
             self._engine.release(self._id)
-            pool = self._collection.sessions
+            pool = self._sessions
             if self._session is not None:
                 (pool.put_back if is_session_sound else pool.discard)(self._session)
 
     async def _play(self) -> Trajectory:
         try:
-            self._session = await self._collection.sessions.acquire(fresh=self._attempt > 1)
+            self._session = await self._sessions.acquire(fresh=self._attempt > 1)
             handler, agent = await self._start(self._session)
             stop_reason = await self._turns(handler, agent, self._session)
             await self._reflect(handler, agent, stop_reason)
@@ -315,7 +328,7 @@ class _Attempt:
         client = session.client
         self._address = str(getattr(client, "env_server_base", ""))
         observation, state = await session.call(lambda client: _reset(client, self._request.item.index))
-        self._collection.worked.add(StopReason.ENV_ERROR)
+        self._collection.worked.add(_part_behind(StopReason.ENV_ERROR, self._request.item))
         task, choice = TaskView.of(client), self._settings.agent
         self._chat = self._collection.chat.with_tools(choice.tools(task))
         agent = choice.make(task, lessons=self._lessons, are_tools_shown=self._chat.declares_tools)
@@ -367,7 +380,7 @@ class _Attempt:
         start = time.monotonic()
         generation = await self._engine.generate(handler.input_ids.tolist(), sampling, trajectory_id=self._id)
         text = handler.append_generation(generation, time.monotonic() - start)
-        self._collection.worked.add(StopReason.ENGINE_ERROR)
+        self._collection.worked.add(_part_behind(StopReason.ENGINE_ERROR, self._request.item))
         return text
 
     async def _step(self, handler: RolloutHandler, session: EnvSession, reply: Reply) -> StepOutput:

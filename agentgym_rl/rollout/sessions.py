@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -322,3 +322,40 @@ class SessionPool:
         session = next(iter(self._opening))
         self._opening.pop(session).cancel()
         self.discard(session)
+
+
+class TaskSessions:
+    """The sessions of one rollout: a pool for each task."""
+
+    def __init__(
+        self,
+        make_client: Callable[[], EnvClient] | Mapping[str, Callable[[], EnvClient]],
+        *,
+        inline: bool | Collection[str] = False,
+    ) -> None:
+        """``make_client``: of every task, or of each by its name. ``inline``: as for `SessionPool`, or the names of the
+        tasks of which it is true."""
+        if callable(make_client):
+            self._pools = {"": SessionPool(make_client, inline=inline is True)}
+            return
+        self._pools = {
+            task: SessionPool(make, inline=inline if isinstance(inline, bool) else task in inline)
+            for task, make in make_client.items()
+        }
+
+    def of(self, task: str) -> SessionPool:
+        """The pool of a task."""
+        return self._pools[""] if "" in self._pools else self._pools[task]
+
+    @property
+    def usage(self) -> SessionUsage:
+        """Of all pools; the peak is the sum of theirs."""
+        usages = [pool.usage for pool in self._pools.values()]
+        return SessionUsage(sum(usage.peak for usage in usages), sum(usage.retries for usage in usages))
+
+    async def close(self) -> None:
+        """Close every pool, side by side; all are closed when this raises what one of them raised."""
+        closed = await asyncio.gather(*(pool.close() for pool in self._pools.values()), return_exceptions=True)
+        for result in closed:
+            if isinstance(result, BaseException):
+                raise result

@@ -56,7 +56,7 @@ class RolloutWorker:
         self._engine, self._chat = self._make_engine()
         self._engine.sleep()  # Its memory is free for what else the workers are made of.
         self._group.wait()
-        self._make_client = self._client_factory()
+        self._make_clients = self._client_factories()
         self._num_rollouts = 0
 
     def _make_engine(self) -> tuple[Engine, ChatTemplate]:
@@ -97,16 +97,19 @@ class RolloutWorker:
         dtype = compute_dtype(self._setup.model, self._device)
         return Follower(functools.partial(share_by_cuda_ipc, device=self._device, dtype=dtype, group=self._group))
 
-    def _client_factory(self) -> Callable[[], EnvClient]:
+    def _client_factories(self) -> dict[str, Callable[[], EnvClient]]:
         agentgym = self._setup.agentgym
-        return client_factory(
-            get_spec(agentgym.task_name).client,
-            agentgym.env_addr,
-            timeout_s=agentgym.request_timeout,
-            connect_timeout_s=agentgym.connect_timeout,
-            max_retries=agentgym.max_retries,
-            first=self._context.rank // self._group.size,
-        )
+        return {
+            task: client_factory(
+                get_spec(task).client,
+                addresses,
+                timeout_s=agentgym.request_timeout,
+                connect_timeout_s=agentgym.connect_timeout,
+                max_retries=agentgym.max_retries,
+                first=self._context.rank // self._group.size,
+            )
+            for task, addresses in agentgym.servers.items()
+        }
 
     def generate(self, requests: Sequence[RolloutRequest], order: RolloutOrder) -> RolloutShare:
         """This worker's share of the requests: all workers get all of them and take them one by one as they have room.
@@ -172,7 +175,7 @@ class RolloutWorker:
             trajectories = await collect(
                 requests,
                 self._engine,
-                make_client=self._make_client,
+                make_client=self._make_clients,
                 chat=self._chat,
                 settings=self._settings(order, at_once),
                 picks=hand_out,
@@ -194,7 +197,7 @@ class RolloutWorker:
             max_concurrency=min(agentgym.max_concurrency, fair_share),
             agent=agentgym.agent_choice,
             training_step=order.step,
-            runs_inline=get_spec(agentgym.task_name).client.runs_inline,
+            runs_inline=frozenset(task for task in agentgym.tasks if get_spec(task).client.runs_inline),
         )
 
     @property
