@@ -492,14 +492,14 @@ class RoundsControlConfig:
     """ScalingInter-RL: turns allowed in each training step."""
 
     type: str = "fixed"
-    """``fixed``, ``scaling_inter_stepwise`` (the next stage after so many steps), ``scaling_inter_linear`` (from stage to
-    stage in equal parts) or ``scaling_inter_adaptive`` (the next stage when the success rate stops rising, or when too
-    many trajectories are cut)."""
+    """``fixed``, ``scaling_inter_stepwise`` (the next stage after so many steps), ``scaling_inter_linear`` (from stage
+    to stage in equal parts) or ``scaling_inter_adaptive`` (the next stage when the success rate stops rising, or when
+    too many trajectories are cut)."""
     rounds: Any = 10
     """An int for ``fixed``, a rising list of stages for the others."""
     steps_scaling_inter: int = 100
-    """Training steps that a stage lasts, for ``scaling_inter_stepwise``, or that it takes from one stage to the next, for
-    ``scaling_inter_linear``."""
+    """Training steps that a stage lasts, for ``scaling_inter_stepwise``, or that it takes from one stage to the next,
+    for ``scaling_inter_linear``."""
     window: int = 10
     """Training steps that ``scaling_inter_adaptive`` averages."""
     min_rise: float = 0.01

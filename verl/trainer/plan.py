@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from agentgym_rl.errors import ConfigError
-from agentgym_rl.rounds import RoundScheduler
+from agentgym_rl.rounds import RoundScheduler, RoundType
 from agentgym_rl.threads import available_cores, threads_per_worker
 from verl.config import GenerationConfig, GenerationTrainerConfig, PPOConfig, SFTTrainerConfig, TrainerConfig
 
@@ -125,6 +125,14 @@ class PPOPlan:
 
 
 def _describe_rounds(scheduler: RoundScheduler, total_steps: int) -> str:
+    if scheduler.type == RoundType.ADAPTIVE:
+        first, *later = scheduler.stages
+        return f"{first}" + (f", then {', '.join(map(str, later))} as the trajectories allow" if later else "")
+    if scheduler.type == RoundType.LINEAR:
+        first, *later = scheduler.stages
+        return f"from {first} in step 1 in equal parts" + "".join(
+            f" to {rounds} in step {1 + number * scheduler.steps_per_stage}" for number, rounds in enumerate(later, 1)
+        )
     return ", ".join(
         f"{rounds} in steps {first}-{last}" if first < last else f"{rounds} in step {first}"
         for first, last, rounds in _stages(scheduler, total_steps)

@@ -17,7 +17,7 @@ import torch
 from agentgym_rl.errors import AgentGymError
 from agentgym_rl.rollout.collector import RolloutRequest, TokenLimits, check_failures
 from agentgym_rl.rollout.statistics import rollout_metrics, trial_metrics
-from agentgym_rl.types import Item, SamplingParams
+from agentgym_rl.types import Item, SamplingParams, StopReason
 from verl.config import EvalSamplingConfig, PPOConfig, RolloutConfig
 from verl.protocol import DataProto
 from verl.single_controller.base import ClusterError, Interrupted, WorkerError, WorkerGroup, WorkerSpec
@@ -44,6 +44,7 @@ from verl.trainer.performance import Performance, largest
 from verl.trainer.plan import PPOPlan, resolve_threads
 from verl.trainer.rollouts import Rollout, generate, make_requests
 from verl.trainer.step_rollouts import StepRollouts, StepSampler
+from verl.trainer.token_log import copy_tokenizer, log_token_values
 from verl.utils import checkpoint
 from verl.utils.balancing import balanced_partition, restore_order
 from verl.utils.devices import resolve_device
@@ -127,6 +128,7 @@ class PPOTrainer:
                 rollouts = self._rollout(step)
             batch = self._add_model_outputs(rollouts.batch(), step, watch)
             batch, metrics = self._add_advantages(batch)
+            self._log_tokens(batch, step, rollouts, watch)
             if self._config.needs_critic:
                 with watch.measure("update_critic"):
                     metrics |= self._update_critic(batch, rollouts, step)
@@ -135,8 +137,20 @@ class PPOTrainer:
             with watch.measure("sync"):
                 self._workers.call_all("sync_weights", step)
         self._steps_done = step
+        self._record_rounds(step, rollouts)
         metrics |= self._speed(batch, watch, updates=metrics["training/updates"])
         return metrics | self._step_metrics(step, batch, rollouts) | watch.seconds
+
+    def _record_rounds(self, step: int, rollouts: StepRollouts) -> None:
+        """Tell the schedule of rounds what came of the step."""
+        sound = [trajectory for trajectory in rollouts.trajectories if not trajectory.masked]
+        cut = [trajectory for trajectory in sound if trajectory.stop_reason == StopReason.MAX_ROUNDS]
+        succeeded = [trajectory for trajectory in sound if trajectory.success]
+        self._rounds.record(
+            step,
+            success=len(succeeded) / len(sound) if sound else None,
+            cut_share=len(cut) / len(sound) if sound else None,
+        )
 
     def validate(self) -> dict[str, float]:
         """Metrics ``val/...`` of the current policy over all validation items, at the longest horizon of the run.
@@ -182,11 +196,12 @@ class PPOTrainer:
         return watch.seconds | written
 
     def _trainer_state(self) -> dict[str, Any]:
-        """The driver in a checkpoint; items, rounds and random numbers follow from step, seeds and config."""
+        """The driver in a checkpoint; items and random numbers follow from step, seeds and config."""
         return {
             "step": self._steps_done,
             "epoch": self._order.epoch_of(self._steps_done),
             "kl_coef": self._kl_coef,
+            "rounds": self._rounds.state(),
             "config": dataclasses.asdict(self._config),
         }
 
@@ -229,7 +244,8 @@ class PPOTrainer:
         as needed."""
         config = self._config
         is_trained_again = self._plan.updates_per_step > 1 and step > self._plan.critic_warmup
-        if is_trained_again or config.reward_kl_coef > 0 or config.algorithm.rollout_is:
+        is_logged = config.trainer.token_values == "all"
+        if is_trained_again or config.reward_kl_coef > 0 or config.algorithm.rollout_is or is_logged:
             with watch.measure("old_log_prob"):
                 batch = batch.replace(old_log_probs_T=self._per_token("log_probs", batch))
         if config.needs_ref_log_probs:
@@ -268,6 +284,15 @@ class PPOTrainer:
             )
             metrics |= weights
         return batch, metrics
+
+    def _log_tokens(self, batch: DataProto, step: int, rollouts: StepRollouts, watch: Stopwatch) -> None:
+        """Write what the step knows of each token before it trains on it, as ``trainer.token_values`` asks."""
+        kept = self._config.trainer.token_values
+        if kept == "none" or not len(batch):
+            return
+        with watch.measure("log_tokens"):
+            entropies_T = self._per_token("entropies", batch) if kept == "all" else None
+            log_token_values(output_folder(self._config), step, rollouts.rows, batch, entropies_T)
 
     def _update_critic(self, batch: DataProto, rollouts: StepRollouts, step: int) -> dict[str, float]:
         """All updates of the critic in the step."""
@@ -348,6 +373,9 @@ class PPOTrainer:
         # Where the run before had a fixed coefficient, or none, this one begins with its own.
         if self._config.algorithm.kl_ctrl.type == state["config"]["algorithm"]["kl_ctrl"]["type"] == "adaptive":
             self._kl_coef = state["kl_coef"]
+        # A schedule of another type had other reasons, and begins where this one's stages do.
+        if self._rounds.type == state["config"]["algorithm"]["rounds_ctrl"]["type"] and state.get("rounds"):
+            self._rounds.load_state(state["rounds"])
         self._workers.call_all("load", folder)
         self._workers.call_all("sync_weights", step)
         print(f"resumed from {folder}, after step {step}", flush=True)
@@ -380,6 +408,8 @@ def run_ppo(config: PPOConfig, *, train_items: Sequence[Item], val_items: Sequen
     if resume_from and checkpoint.step_of(resume_from) >= plan.total_steps:
         print(f"nothing to do: {resume_from} has all {plan.total_steps} steps behind it", flush=True)
         return
+    if config.trainer.token_values != "none":
+        copy_tokenizer(root, config.actor_rollout_ref.model.absolute().path)
     tracker = make_tracker(
         config.trainer,
         root,
