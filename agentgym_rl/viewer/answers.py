@@ -10,7 +10,22 @@ from starlette.responses import Response
 
 
 def json_answer(value: Any) -> Response:
-    return Response(msgspec.json.encode(value), media_type="application/json")
+    """Half a surrogate pair, which JSON may carry and UTF-8 may not, is replaced."""
+    try:
+        content = msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        content = msgspec.json.encode(_encodable(msgspec.to_builtins(value)))
+    return Response(content, media_type="application/json")
+
+
+def _encodable(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode(errors="replace").decode()
+    if isinstance(value, dict):
+        return {_encodable(name): _encodable(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_encodable(each) for each in value]
+    return value
 
 
 def not_found(what: str, name: str) -> HTTPException:
