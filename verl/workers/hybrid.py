@@ -76,6 +76,10 @@ class HybridWorker(RolloutWorker):
         """Log-probs ``T`` of this worker's share under the actor."""
         return self._actor.log_probs(batch)
 
+    def entropies(self, batch: DataProto) -> torch.Tensor:
+        """Entropies ``T`` of the actor's distributions that this worker's share was drawn from."""
+        return self._actor.log_probs_and_entropy(batch)[1]
+
     def ref_log_probs(self, batch: DataProto) -> torch.Tensor:
         """Log-probs ``T`` of this worker's share under the reference."""
         return self._need_reference().log_probs(batch)
