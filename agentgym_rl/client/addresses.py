@@ -8,6 +8,8 @@ from urllib.parse import urlsplit
 
 from agentgym_rl.errors import ConfigError
 
+TOKEN_VARIABLE = "AGENTGYM_TOKEN"
+"""Environment variable with the token of servers that want one."""
 _FORM = "must be a URL such as http://127.0.0.1:36001, or several in a list or with commas between"
 
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
 
-from agentgym_rl.client.addresses import parse_addresses
-from agentgym_rl.client.connection import TOKEN_VARIABLE, Connection, Reply
+from agentgym_rl.client.addresses import TOKEN_VARIABLE, parse_addresses
+from agentgym_rl.client.connection import Connection, Reply
 from agentgym_rl.envs.registry import known_tasks
 from agentgym_rl.errors import AgentGymError, ConfigError, EnvError, EnvProtocolError, EnvUnreachable
 

@@ -25,9 +25,9 @@ from urllib3 import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import MaxRetryError, NewConnectionError, ReadTimeoutError
 
+from agentgym_rl.client.addresses import TOKEN_VARIABLE
 from agentgym_rl.errors import ConfigError, EnvFull, EnvProtocolError, EnvTimeout, EnvUnreachable
 
-TOKEN_VARIABLE = "AGENTGYM_TOKEN"
 CONNECT_TIMEOUT_S = 5.0
 _KEEPALIVE_S = 60
 """Idle seconds after which the system asks whether the peer is there; routers forget idle connections after minutes."""

@@ -20,7 +20,7 @@ from importlib.metadata import version
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import parse_qsl
 
-from agentgym_rl.client.connection import TOKEN_VARIABLE
+from agentgym_rl.client.addresses import TOKEN_VARIABLE
 from agentgym_rl.envs.base import InvalidCall
 from agentgym_rl.envs.metrics import Metrics, as_prometheus
 from agentgym_rl.envs.openapi import openapi_document

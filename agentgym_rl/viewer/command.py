@@ -8,7 +8,7 @@ import secrets
 from pathlib import Path
 from typing import Any
 
-from agentgym_rl.client.connection import TOKEN_VARIABLE
+from agentgym_rl.client.addresses import TOKEN_VARIABLE
 from agentgym_rl.envs.commands import port
 from agentgym_rl.errors import ConfigError
 

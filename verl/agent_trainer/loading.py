@@ -127,6 +127,8 @@ def load_config(root: type[ConfigT], command_line: CommandLine) -> ConfigT:
     """The config object of a run. Raises `ConfigError`: unknown, renamed or missing key, wrong type, broken rule."""
     config = OmegaConf.structured(root)
     presets, values = _split(_parse_overrides(command_line.overrides))
+    for key, _ in values:
+        _type_at(root, key)  # before files are read, since most mistakes are made here
     for key, value in [*_yaml_values(command_line, root, presets), *values]:
         _set(config, root, key, value)
     _refuse_missing(config)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Sequence
 
 _MOST_EDITS = 2
@@ -26,10 +27,9 @@ def nearest_key(key: str, known: Sequence[str]) -> str | None:
 def nearest_name(name: str, known: Sequence[str]) -> str | None:
     """The known name that fewest typing mistakes lead to; None when each takes more than two, or more than half of the
     name."""
-    best = min(known, key=lambda other: edits(name, other), default=None)
-    if best is None or edits(name, best) > min(_MOST_EDITS, len(name) / 2):
-        return None
-    return best
+    counts = {other: edits(name, other) for other in known if abs(len(other) - len(name)) <= _MOST_EDITS}
+    best = min(counts, key=lambda other: counts[other], default=None)
+    return best if best is not None and counts[best] <= min(_MOST_EDITS, len(name) / 2) else None
 
 
 def _look_alike(text: str, names: dict[str, str]) -> str | None:
@@ -42,6 +42,11 @@ def edits(one: str, other: str) -> int:
 
     The optimal string alignment distance (https://en.wikipedia.org/wiki/Damerau-Levenshtein_distance), row by row.
     """
+    # Full keys mostly share their branches, and a misspelled one all but a letter with the right one.
+    start = len(os.path.commonprefix([one, other]))
+    one, other = one[start:], other[start:]
+    end = len(os.path.commonprefix([one[::-1], other[::-1]]))
+    one, other = one[: len(one) - end], other[: len(other) - end]
     before: list[int] = []
     last = list(range(len(other) + 1))
     for i, letter in enumerate(one, start=1):
