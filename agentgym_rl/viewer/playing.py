@@ -62,7 +62,8 @@ class Game:
         self.id = secrets.token_urlsafe(12)
         self.server, self.item = server, item
         self.lock = threading.Lock()
-        self.touched_at = time.monotonic()
+        self.touched_at = 0.0
+        """When it was last used, by the clock of `Games`."""
         client_class = get_spec(server.task).client
         self._client: EnvClient = client_class(server.url, timeout=_CALL_TIMEOUT_S, max_retries=2)
         client = self._client
@@ -149,6 +150,7 @@ class Games:
                 raise PlayError(f"{_MAX_SESSIONS} games are open: close one")
         game = Game(self.settings.servers[server_number], item)
         with self._lock:
+            game.touched_at = self.clock()
             self._games[game.id] = game
         return game
 
