@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,20 +12,28 @@ import numpy as np
 
 from agentgym_rl.agent.actions import split_thought
 from agentgym_rl.rollout.statistics import split_segments
+from agentgym_rl.rollout.token_values import read_token_values, token_values_file
+from agentgym_rl.viewer.vocabulary import find_tokenizer, spell
 
 _decoder = msgspec.json.Decoder(dict[str, Any])
 _COLUMNS = ("input_ids", "loss_mask", "sequence_ids", "rollout_log_probs")
 _ROLES = {"human": "user", "gpt": "assistant"}
 
 
-def record_of(row: bytes) -> dict[str, Any]:
-    """Messages, turns and tokens of a row; what a foreign row lacks is empty."""
+def record_of(row: bytes, *, run_folder: Path | None = None, step: int | None = None) -> dict[str, Any]:
+    """Messages, turns and tokens of a row; what a foreign row lacks is empty.
+
+    ``run_folder``: where a tokenizer and, of training step ``step``, values of tokens are looked for.
+    """
     fields = load_row(row)
     messages = _messages(fields)
+    tokens = _tokens(fields)
+    if tokens is not None and run_folder is not None:
+        tokens |= _spelled(run_folder, tokens) | _trained_on(run_folder, step, fields, tokens)
     return {
         "messages": messages,
         "turns": _turns(fields, messages),
-        "tokens": _tokens(fields),
+        "tokens": tokens,
         "extra": fields.get("extra") or {},
         "reflection_reward": fields.get("reflection_reward"),
     }
@@ -135,3 +144,32 @@ def _tokens(fields: dict[str, Any]) -> dict[str, Any] | None:
         "token_rewards": fields.get("token_rewards") or [],
         "segments": [[segment.name, segment.start, segment.end] for segment in segments],
     }
+
+
+def _spelled(run_folder: Path, tokens: dict[str, Any]) -> dict[str, Any]:
+    """What each token spells, where the run left its tokenizer."""
+    path = find_tokenizer(run_folder)
+    pieces = None if path is None else spell(path, tokens["input_ids"])
+    return {"pieces": pieces}
+
+
+def _trained_on(run_folder: Path, step: int | None, fields: dict[str, Any], tokens: dict[str, Any]) -> dict[str, Any]:
+    """What training made of each sampled token, null elsewhere, where the run wrote it."""
+    if step is None:
+        return {"values": {}}
+    columns = read_token_values(
+        token_values_file(run_folder, step),
+        uid=str(fields.get("uid", "")),
+        sample_index=fields.get("sample_index", 0),
+        trial=fields.get("trial", 1),
+    )
+    sampled = np.flatnonzero(np.asarray(tokens["loss_mask"]) == 1)
+    return {"values": {name: _laid_out(column, sampled, len(tokens["loss_mask"])) for name, column in columns.items()}}
+
+
+def _laid_out(values_S: np.ndarray, sampled: np.ndarray, length: int) -> list[float | None]:
+    """Values at the first sampled positions, to the shortest decimals that are read back as the same float32."""
+    row: list[float | None] = [None] * length
+    for position, value in zip(sampled.tolist(), values_S, strict=False):
+        row[position] = float(str(value))
+    return row

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import msgspec
-from fastapi import APIRouter
+from fastapi import APIRouter, HTTPException
 from fastapi import Query as QueryString
 from starlette.responses import Response
 
@@ -13,6 +13,7 @@ from agentgym_rl.viewer.answers import json_answer, not_found
 from agentgym_rl.viewer.library import Library
 from agentgym_rl.viewer.query import Query, Searches, group_of, page_of, select
 from agentgym_rl.viewer.records import record_of
+from agentgym_rl.viewer.rows import Summary
 from agentgym_rl.viewer.runs_api import REFRESH_BUDGET_S, state
 
 
@@ -42,8 +43,8 @@ def make_router(library: Library) -> APIRouter:
             raise not_found("trajectory", id)
         group = [each for each in library.summaries() if group_of(each) == group_of(summary)]
         group.sort(key=lambda each: (each.sample_index, each.trial, each.id))
-        place = library.place_of(id)
-        return json_answer({"summary": summary, "place": place, "group": group, **record_of(row)})
+        about = {"summary": summary, "place": library.place_of(id), "group": group}
+        return json_answer(about | _record(library, summary, row))
 
     @router.get("/trajectories/{id}/neighbours")
     def neighbours(id: str, query: Annotated[Query, QueryString()]) -> Response:
@@ -60,6 +61,15 @@ def make_router(library: Library) -> APIRouter:
         return Response(row, media_type="application/json")
 
     return router
+
+
+def _record(library: Library, summary: Summary, row: bytes) -> dict[str, Any]:
+    """The row for its page; HTTP 422 where it has the outlines of a trajectory and no more."""
+    step = summary.step if summary.phase == "train" else None
+    try:
+        return record_of(row, run_folder=library.folder_of(summary.run), step=step)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise HTTPException(422, f"this row is no whole trajectory: {type(error).__name__}: {error}") from error
 
 
 def _neighbours(ids: list[str], id: str) -> dict[str, Any]:

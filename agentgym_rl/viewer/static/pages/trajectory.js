@@ -1,6 +1,7 @@
 // One trajectory: its turns as a timeline, what was thought, done and seen, its tokens, and the row itself.
 
 import { get } from "../js/api.js";
+import { findings } from "../js/diagnosis.js";
 import { announce, fill, h } from "../js/dom.js";
 import { number, score, seconds } from "../js/format.js";
 import { bindAll } from "../js/keys.js";
@@ -87,7 +88,7 @@ async function show({ main, argument: id, parameters, setParameters, signal }) {
 
   fill(
     main,
-    heading(record, neighbours, { from, tools }),
+    heading(record, neighbours, { from, tools, addressOf }),
     h("div", { class: "row" }, h("div", { role: "tablist", "aria-label": "Views", class: "tabs" }, tabs), h("span", { class: "spacer" }), play.element),
     h("div", { class: "trajectory" }, steps.element, stage, side),
   );
@@ -155,7 +156,7 @@ async function copyText(text) {
 
 // ------------------------------------------------------------------------------------------------------------ heading
 
-function heading(record, neighbours, { from, tools }) {
+function heading(record, neighbours, { from, tools, addressOf }) {
   const { summary } = record;
   const step = { run: summary.run, step_min: summary.step, step_max: summary.step };
   return h(
@@ -170,6 +171,8 @@ function heading(record, neighbours, { from, tools }) {
       neighbours.total ? h("span", { class: "muted" }, `${number(neighbours.position)} of ${number(neighbours.total)}`) : null,
     ),
     h("p", { class: isFault(summary) ? "problem" : "muted" }, explanation(summary), summary.error ? ` ${summary.error}` : null),
+    h("ul", { class: "findings", "aria-label": "What stands out" },
+      findings(record).map(([text, turn]) => h("li", {}, turn === null ? text : h("a", { href: addressOf(turn) }, text)))),
     h("div", { class: "row stats" },
       h("a", { href: link("run", summary.run) }, summary.run === "." ? "run" : summary.run),
       h("a", { href: link("trajectories", "", step) }, `${summary.phase} step ${summary.step}`),
