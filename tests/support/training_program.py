@@ -26,7 +26,9 @@ from verl.workers import packed_model
 from verl.workers.actor import Actor
 from verl.workers.reference import make_reference
 
-LENGTHS = [5, 17, 3, 40, 9, 22, 31]
+LENGTHS = [5, 17, 3, 40, 22, 31, 9]
+RELATED, IN_COMMON = (3, 4, 5), 18
+"""The members of a group, and the number of their first tokens that are the same."""
 UPDATES = 3
 TEMPERATURE = 0.8
 
@@ -70,6 +72,10 @@ BROKEN = (1e30, math.inf)
 def fixed_batch() -> DataProto:
     """What all trainings train on."""
     batch = random_batch(LENGTHS)
+    for member in RELATED:
+        start = batch.offsets_B1[member]
+        batch.input_ids_T[start : start + IN_COMMON] = torch.arange(IN_COMMON)
+        batch.group_ids_B[member] = RELATED[0]
     generator = torch.Generator().manual_seed(5)
     return batch.replace(old_log_probs_T=-4 + torch.rand(batch.num_tokens, generator=generator))
 

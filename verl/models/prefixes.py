@@ -9,7 +9,6 @@ Axes: ``T`` tokens of a batch, ``B`` its sequences, ``P`` tokens of the row that
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,58 +16,7 @@ import torch
 
 from verl.models.attention import Packing
 from verl.protocol import DataProto
-
-_LEAST = 16
-"""Tokens in common from which a second attention call costs less than computing them again."""
-
-
-@dataclass(frozen=True)
-class Family:
-    """Neighbours in a batch, of one group, and how many first tokens all of them share."""
-
-    members: list[int]
-    prefix: int
-    """0 where nothing is shared."""
-
-    def cost(self, lengths: Sequence[int]) -> int:
-        """In tokens, by the batch's lengths: those of the row, and an eighth of each that a member is spared.
-
-        Attention holds keys and values of the shared tokens once per member: 2 of the 34 or so numbers per unit of
-        hidden size that a layer keeps for a token (Korthikanti et al. 2022, https://arxiv.org/abs/2205.05198), less
-        where heads share keys; an eighth leaves room.
-        """
-        spared = self.prefix * (len(self.members) - 1)
-        return sum(lengths[member] for member in self.members) - spared + spared // 8
-
-
-def find_families(batch: DataProto, indices: Sequence[int], *, max_tokens: int | None = None) -> list[Family]:
-    """The sequences ``indices`` of the batch in families, in order, each of a `Family.cost` within ``max_tokens``.
-
-    A sequence above ``max_tokens`` is a family of its own. Each member keeps at least one token for itself.
-    """
-    groups = batch.group_ids_B.tolist()
-    ids = np.split(batch.input_ids_T.cpu().numpy(), batch.offsets_B1[1:-1].cpu().numpy())
-    lengths = [len(each) for each in ids]
-    families: list[Family] = []
-    for index in indices:
-        related = families and groups[families[-1].members[0]] == groups[index]
-        grown = _with_member(families[-1], index, ids) if related else None
-        if grown is None or (max_tokens is not None and grown.cost(lengths) > max_tokens):
-            families.append(Family([index], 0))
-        else:
-            families[-1] = grown
-    return families
-
-
-def _with_member(family: Family, index: int, ids: list[np.ndarray]) -> Family | None:
-    """The family with one more member; None where they have too little in common."""
-    first = ids[family.members[0]]
-    most = min(len(first), len(ids[index])) - 1
-    if len(family.members) > 1:
-        most = min(most, family.prefix)
-    different = np.flatnonzero(first[:most] != ids[index][:most])
-    prefix = int(different[0]) if len(different) else most
-    return Family([*family.members, index], prefix) if prefix >= _LEAST else None
+from verl.utils.families import Family, find_families
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from verl.protocol import DataProto
 from verl.trainer.core_algos import BatchTotals
 from verl.trainer.item_order import ItemOrder
-from verl.utils.balancing import balanced_partition
+from verl.utils.families import balanced_shares
 from verl.utils.seeding import derive_seed
 
 
@@ -44,7 +44,7 @@ def mini_batch_rows(
 
 
 def share_mini_batch(mini_batch: DataProto, world_size: int) -> SharedMiniBatch:
-    """Shares of about equal numbers of tokens; some are empty when there are fewer sequences than ranks."""
+    """Shares of about equal work; some are empty when there are fewer sequences than ranks."""
     mini_batch = mini_batch.for_model()
-    parts = balanced_partition(mini_batch.lengths_B.tolist(), world_size)
+    parts = balanced_shares(mini_batch, world_size)
     return SharedMiniBatch(tuple(mini_batch.select(part) for part in parts), BatchTotals.of(mini_batch))

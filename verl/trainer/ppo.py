@@ -7,22 +7,22 @@ that it comes from. This is the driver: models run in the workers, `verl.workers
 from __future__ import annotations
 
 import dataclasses
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 
-from agentgym_rl.errors import AgentGymError
+from agentgym_rl.errors import AgentGymError, ConfigError
 from agentgym_rl.rollout.collector import RolloutRequest, TokenLimits, check_failures
 from agentgym_rl.rollout.statistics import rollout_metrics, trial_metrics
-from agentgym_rl.types import Item, SamplingParams, StopReason
-from verl.config import EvalSamplingConfig, PPOConfig, RolloutConfig
+from agentgym_rl.types import Item, SamplingParams
+from verl.config import PPOConfig, RolloutConfig
 from verl.protocol import DataProto
 from verl.single_controller.base import ClusterError, Interrupted, WorkerError, WorkerGroup, WorkerSpec
 from verl.single_controller.signals import StopRequest, Terminated, stop_on_sigterm
 from verl.single_controller.start import start_workers
+from verl.trainer.collecting import collect_steps
 from verl.trainer.core_algos import (
     apply_kl_penalty,
     apply_rollout_weights,
@@ -42,12 +42,14 @@ from verl.trainer.metrics import (
 from verl.trainer.mini_batches import SharedMiniBatch, mini_batch_rows, share_mini_batch
 from verl.trainer.performance import Performance, largest
 from verl.trainer.plan import PPOPlan, resolve_threads
-from verl.trainer.rollouts import Rollout, generate, make_requests
-from verl.trainer.step_rollouts import StepRollouts, StepSampler
+from verl.trainer.replay import ReplaySampler, check_replay, replay_folder, write_step
+from verl.trainer.rollouts import Rollout, generate_anew, make_requests
+from verl.trainer.step_rollouts import StepRollouts, StepSampler, TakesSteps, record_outcome, training_sampling
 from verl.trainer.token_log import copy_tokenizer, log_token_values
 from verl.utils import checkpoint
-from verl.utils.balancing import balanced_partition, restore_order
+from verl.utils.balancing import restore_order
 from verl.utils.devices import resolve_device
+from verl.utils.families import balanced_shares
 from verl.utils.seeding import derive_seed
 from verl.utils.tracking import Tracker, make_tracker
 from verl.workers.setup import ActorSetup, CriticSetup, RolloutOrder, RolloutSetup
@@ -70,12 +72,16 @@ class PPOTrainer:
         tracker: Tracker,
         resume_from: Path | None = None,
     ) -> None:
-        """``workers`` are `HybridWorker`s; ``resume_from`` is a complete checkpoint folder."""
+        """``workers`` are `HybridWorker`s, or `TrainingWorker`s where trajectories are replayed; ``resume_from`` is a
+        complete checkpoint folder."""
         self._config, self._plan = config, plan
         self._order, self._val_items = order, tuple(val_items)
         self._workers, self._tracker = workers, tracker
         self._rounds = config.algorithm.rounds_ctrl.scheduler()
-        self._sampler = StepSampler(config, order, self._generate)
+        self._replayed = replay_folder(config.trainer.replay) if config.trainer.replay else None
+        self._sampler: TakesSteps = (
+            ReplaySampler(self._replayed) if self._replayed else StepSampler(config, order, self._generate)
+        )
         self._kl_coef = config.reward_kl_coef
         self._steps_done = self._saved_step = self._load(resume_from) if resume_from else 0
         self._is_saving = False
@@ -134,23 +140,13 @@ class PPOTrainer:
                     metrics |= self._update_critic(batch, rollouts, step)
             with watch.measure("update"):
                 metrics |= self._update_actor(batch, rollouts, step)
-            with watch.measure("sync"):
-                self._workers.call_all("sync_weights", step)
+            if not self._replayed:
+                with watch.measure("sync"):
+                    self._workers.call_all("sync_weights", step)
         self._steps_done = step
-        self._record_rounds(step, rollouts)
+        record_outcome(self._rounds, step, rollouts)
         metrics |= self._speed(batch, watch, updates=metrics["training/updates"])
         return metrics | self._step_metrics(step, batch, rollouts) | watch.seconds
-
-    def _record_rounds(self, step: int, rollouts: StepRollouts) -> None:
-        """Tell the schedule of rounds what came of the step."""
-        sound = [trajectory for trajectory in rollouts.trajectories if not trajectory.masked]
-        cut = [trajectory for trajectory in sound if trajectory.stop_reason == StopReason.MAX_ROUNDS]
-        succeeded = [trajectory for trajectory in sound if trajectory.success]
-        self._rounds.record(
-            step,
-            success=len(succeeded) / len(sound) if sound else None,
-            cut_share=len(cut) / len(sound) if sound else None,
-        )
 
     def validate(self) -> dict[str, float]:
         """Metrics ``val/...`` of the current policy over all validation items, at the longest horizon of the run.
@@ -164,7 +160,7 @@ class PPOTrainer:
         order = RolloutOrder(
             step=self._steps_done,
             max_rounds=self._rounds.max_rounds,
-            sampling=_sampling(rollout.val_kwargs, rollout.max_tokens),
+            sampling=_validation_sampling(rollout),
             log_name=f"val_step{self._steps_done}",
         )
         with watch.measure("validate"):
@@ -227,17 +223,18 @@ class PPOTrainer:
     # ---------------------------------------------------------------------------------------------- parts of a step
 
     def _rollout(self, step: int) -> StepRollouts:
-        """The step's trajectories with the current policy."""
-        rollout = self._config.actor_rollout_ref.rollout
-        return self._sampler.sample(
-            step, max_rounds=self._rounds.rounds(step), sampling=_sampling(rollout, rollout.max_tokens)
+        """The step's trajectories with the current policy, or those that are replayed."""
+        rollouts = self._sampler.sample(
+            step,
+            max_rounds=self._rounds.rounds(step),
+            sampling=training_sampling(self._config.actor_rollout_ref.rollout),
         )
+        if not self._replayed:
+            write_step(trajectory_folder(self._config), step, rollouts)
+        return rollouts
 
     def _generate(self, requests: Sequence[RolloutRequest], order: RolloutOrder) -> Rollout:
-        if not order.append:
-            # A run that died in this step, perhaps with more workers, left files that must not be mixed with new ones.
-            shutil.rmtree(trajectory_folder(self._config) / order.log_name, ignore_errors=True)
-        return generate(self._workers, requests, order)
+        return generate_anew(self._workers, requests, order, folder=trajectory_folder(self._config))
 
     def _add_model_outputs(self, batch: DataProto, step: int, watch: Stopwatch) -> DataProto:
         """Old log-probs, unless the only update can take its own for them or there is none; the reference's and values
@@ -260,8 +257,8 @@ class PPOTrainer:
         return batch
 
     def _per_token(self, method: str, batch: DataProto) -> torch.Tensor:
-        """``T``: what the workers' ``method`` gives for each token, computed in token-balanced shares."""
-        shares = balanced_partition(batch.lengths_B.tolist(), self._workers.world_size)
+        """``T``: what the workers' ``method`` gives for each token, computed in shares of about equal work."""
+        shares = balanced_shares(batch, self._workers.world_size)
         parts = [batch.select(share).for_model() for share in shares]
         results = self._workers.call_each(method, [(part,) for part in parts])
         joined = DataProto.concat(parts).replace(old_log_probs_T=torch.cat(results))
@@ -344,7 +341,7 @@ class PPOTrainer:
     def _step_metrics(self, step: int, batch: DataProto, rollouts: StepRollouts) -> dict[str, float]:
         trajectories = rollouts.trajectories
         sampled = rollout_metrics(trajectories) | trial_metrics(trajectories) | group_metrics(trajectories)
-        sampled |= usage_metrics(rollouts.usage)
+        sampled |= {} if self._replayed else usage_metrics(rollouts.usage)
         return (
             sampled
             | rollouts.metrics()
@@ -377,7 +374,8 @@ class PPOTrainer:
         if self._rounds.type == state["config"]["algorithm"]["rounds_ctrl"]["type"] and state.get("rounds"):
             self._rounds.load_state(state["rounds"])
         self._workers.call_all("load", folder)
-        self._workers.call_all("sync_weights", step)
+        if not self._replayed:
+            self._workers.call_all("sync_weights", step)
         print(f"resumed from {folder}, after step {step}", flush=True)
         changed = checkpoint.changed_keys(state["config"], dataclasses.asdict(self._config), _ORDER_KEYS)
         for key, (before, now) in changed.items():
@@ -388,8 +386,8 @@ class PPOTrainer:
 def run_ppo(config: PPOConfig, *, train_items: Sequence[Item], val_items: Sequence[Item]) -> None:
     """Plan the run, say so, start the workers, train, and end them whatever happens.
 
-    Raises `ConfigError` when there are too few items for a batch, or when the checkpoint to resume or the advantage
-    estimator does not exist.
+    Raises `ConfigError` when there are too few items for a batch, or when the checkpoint to resume, the advantage
+    estimator or the trajectories to replay do not exist.
     """
     order = ItemOrder(
         train_items, batch_size=config.data.train_batch_size, seed=config.data.seed, shuffle=config.data.shuffle
@@ -398,6 +396,8 @@ def run_ppo(config: PPOConfig, *, train_items: Sequence[Item], val_items: Sequen
         config, num_items=len(train_items), num_val_items=len(val_items), steps_per_epoch=order.batches_per_epoch
     )
     find_estimator(config.algorithm.adv_estimator)
+    if config.trainer.replay:
+        check_replay(config, plan.total_steps)
     device, root = resolve_device(config.trainer.device), output_folder(config)
     resume_from = checkpoint.find_resume_folder(
         root, mode=config.trainer.resume_mode, path=config.trainer.resume_from_path
@@ -405,6 +405,9 @@ def run_ppo(config: PPOConfig, *, train_items: Sequence[Item], val_items: Sequen
     if resume_from and config.needs_critic:
         checkpoint.check_has_critic(resume_from)
     print(plan.describe(config, device), flush=True)
+    if config.trainer.rollout_only:
+        _collect(config, plan, order, device)
+        return
     if resume_from and checkpoint.step_of(resume_from) >= plan.total_steps:
         print(f"nothing to do: {resume_from} has all {plan.total_steps} steps behind it", flush=True)
         return
@@ -432,6 +435,34 @@ def run_ppo(config: PPOConfig, *, train_items: Sequence[Item], val_items: Sequen
         ).fit()
 
 
+def _collect(config: PPOConfig, plan: PPOPlan, order: ItemOrder[Item], device: str) -> None:
+    """The trajectories alone. Raises `ConfigError` where they would replace those of a run that trained."""
+    root = output_folder(config)
+    if checkpoint.latest(root) is not None:
+        raise ConfigError(
+            f"trainer.default_local_dir={config.trainer.default_local_dir!r} with trainer.rollout_only=True: holds "
+            "checkpoints of a training run, whose trajectories would be replaced; take another folder"
+        )
+    spec = WorkerSpec(
+        "verl.workers.rollout.worker:RolloutWorker",
+        (_rollout_setup(config),),
+        num_threads=resolve_threads(config.trainer),
+        device=device,
+    )
+    tracker = make_tracker(
+        config.trainer, root, config=dataclasses.asdict(config), console_columns=CONSOLE_COLUMNS, resumed_after=0
+    )
+    with tracker, start_workers(spec, config.trainer, config.ray_init) as workers:
+        collect_steps(
+            config,
+            num_steps=plan.total_steps,
+            order=order,
+            workers=workers,
+            tracker=tracker,
+            folder=trajectory_folder(config),
+        )
+
+
 def output_folder(config: PPOConfig) -> Path:
     """Where checkpoints and metrics go; absolute, since workers run in other folders."""
     return Path(config.trainer.default_local_dir).resolve()
@@ -442,9 +473,9 @@ def trajectory_folder(config: PPOConfig) -> Path:
     return Path(config.actor_rollout_ref.rollout.rollout_log_dir or output_folder(config) / "trajectories").resolve()
 
 
-def _worker_spec(config: PPOConfig, plan: PPOPlan, device: str) -> WorkerSpec:
+def _rollout_setup(config: PPOConfig) -> RolloutSetup:
     branch, data = config.actor_rollout_ref, config.data
-    rollout = RolloutSetup(
+    return RolloutSetup(
         model=branch.model.absolute(),
         agentgym=branch.agentgym,
         rollout=branch.rollout,
@@ -454,15 +485,24 @@ def _worker_spec(config: PPOConfig, plan: PPOPlan, device: str) -> WorkerSpec:
         log_dir=str(trajectory_folder(config)),
         seed=config.trainer.seed,
     )
+
+
+def _worker_spec(config: PPOConfig, plan: PPOPlan, device: str) -> WorkerSpec:
+    branch = config.actor_rollout_ref
     training = ActorSetup(
         actor=branch.actor,
         ref=branch.ref if config.needs_reference else None,
         critic=_critic_setup(config, plan) if config.needs_critic else None,
         total_updates=plan.total_updates,
-        loss_norm_constant=float(data.max_response_length),
+        loss_norm_constant=float(config.data.max_response_length),
     )
-    threads = resolve_threads(config.trainer)
-    return WorkerSpec("verl.workers.hybrid:HybridWorker", (rollout, training), num_threads=threads, device=device)
+    worker = "TrainingWorker" if config.trainer.replay else "HybridWorker"
+    return WorkerSpec(
+        f"verl.workers.hybrid:{worker}",
+        (_rollout_setup(config), training),
+        num_threads=resolve_threads(config.trainer),
+        device=device,
+    )
 
 
 def _critic_setup(config: PPOConfig, plan: PPOPlan) -> CriticSetup:
@@ -476,8 +516,11 @@ def _no_signal(rollouts: StepRollouts) -> str:
     return "every group has equal scores, all advantages are 0"
 
 
-def _sampling(config: RolloutConfig | EvalSamplingConfig, max_tokens: int) -> SamplingParams:
-    return SamplingParams(max_tokens=max_tokens, temperature=config.temperature, top_p=config.top_p, top_k=config.top_k)
+def _validation_sampling(rollout: RolloutConfig) -> SamplingParams:
+    config = rollout.val_kwargs
+    return SamplingParams(
+        max_tokens=rollout.max_tokens, temperature=config.temperature, top_p=config.top_p, top_k=config.top_k
+    )
 
 
 def _is_due(step: int, frequency: int, last_step: int) -> bool:

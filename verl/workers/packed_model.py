@@ -23,12 +23,12 @@ from verl.config import ModelConfig
 from verl.models.loading import compute_dtype, load_tokenizer, model_skeleton, prepare_for_training, read_model
 from verl.models.log_probs import OutputStates
 from verl.models.policy import PackedModule, PolicyModule, ReadOut
-from verl.models.prefixes import Family, find_families
 from verl.models.sequence_parallel import SequenceParallel, check_heads
 from verl.models.sharding import shard_module
 from verl.protocol import DataProto
 from verl.utils import distributed
 from verl.utils.balancing import pack
+from verl.utils.families import Family, find_families
 from verl.workers.offload import Residence
 
 

@@ -16,8 +16,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from verl.models import attention
 from verl.models.attention import PACKED_ATTENTION, Packing, packed_attention
 from verl.models.policy import PackedModule, PolicyModule, ValueModule
-from verl.models.prefixes import Family, Row, find_families
+from verl.models.prefixes import Row
 from verl.protocol import DataProto
+from verl.utils.families import Family, balanced_shares, find_families
 
 # --------------------------------------------------------------------------------------------------------- the families
 
@@ -60,6 +61,14 @@ def test_a_family_ends_where_the_budget_does():
 def test_only_the_tokens_asked_for_count():
     batch = batch_of([[*PROMPT, 1], [*PROMPT, 2], [*PROMPT, 3]], [7, 7, 7])
     assert find_families(batch, [0, 2]) == [Family([0, 2], 20)]
+
+
+def test_ranks_get_whole_families_where_that_is_less_work():
+    batch = batch_of([[*PROMPT, 1], [*PROMPT, 2]] * 2, [7, 7, 8, 8])
+    # Two ranks: a family is 22 tokens and an eighth of 20, two strangers are 42.
+    assert balanced_shares(batch, 2) == [[0, 1], [2, 3]]
+    assert balanced_shares(batch, 4) == [[0], [1], [2], [3]]
+    assert balanced_shares(batch.replace(group_ids_B=torch.arange(4)), 2) == [[0, 2], [1, 3]]
 
 
 # -------------------------------------------------------------------------------------------------------------- the row
