@@ -72,29 +72,48 @@ _ITEM_ID = re.compile(r"(?P<task>.+)_(?P<index>\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One task instance: the environment's name and the index that its ``reset`` takes."""
+    """One task instance: the environment's name and what its ``reset`` takes."""
 
     task: str
     index: int
     category: str = ""
     """Where the evaluation counts it; empty when the item file names none."""
+    game: str = ""
+    """Path of a game on the server, which ``reset`` takes in place of the index; empty where items are numbered."""
 
     @property
     def item_id(self) -> str:
-        """The form that item files and logs use, ``<task>_<index>``."""
-        return f"{self.task}_{self.index}"
+        """The form that item files and logs use: ``<task>_<index>``, or the path of the game."""
+        return self.game or f"{self.task}_{self.index}"
+
+    @property
+    def reset_key(self) -> int | str:
+        """What an environment's client resets to."""
+        return self.game or self.index
 
     @classmethod
-    def parse(cls, value: str | int, task: str, category: str = "") -> Item:
-        """Read ``<task>_<int>`` or a bare int; raises `ConfigError` on anything else or on another task's item."""
-        if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-            return cls(task, value, category)
+    def parse(cls, value: str | int, task: str | Sequence[str], category: str = "") -> Item:
+        """Read ``<task>_<int>``, a bare int, or the path of a game, which has a ``/``.
+
+        ``task``: the run's, or all of several; then an int or a path, which do not say theirs, are refused. Raises
+        `ConfigError` on anything else or on another task's item.
+        """
+        tasks = (task,) if isinstance(task, str) else tuple(task)
         match = _ITEM_ID.fullmatch(value) if isinstance(value, str) else None
+        if match is not None and match["task"] in tasks:
+            return cls(match["task"], int(match["index"]), category)
+        is_index = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+        is_game = isinstance(value, str) and "/" in value
+        if (is_index or is_game) and len(tasks) > 1:
+            raise ConfigError(f"item_id {value!r} does not say its task, one of {', '.join(tasks)}")
+        if is_index:
+            return cls(tasks[0], int(value), category)
+        if is_game:
+            return cls(tasks[0], 0, category, game=str(value))
         if match is None:
-            raise ConfigError(f"item_id {value!r} is neither '<task>_<int>' nor an int >= 0")
-        if match["task"] != task:
-            raise ConfigError(f"item_id {value!r} belongs to task {match['task']!r}, this run is for {task!r}")
-        return cls(task, int(match["index"]), category)
+            raise ConfigError(f"item_id {value!r} is neither '<task>_<int>' nor an int >= 0 nor the path of a game")
+        allowed = repr(tasks[0]) if len(tasks) == 1 else f"one of {', '.join(tasks)}"
+        raise ConfigError(f"item_id {value!r} belongs to task {match['task']!r}, this run is for {allowed}")
 
 
 @dataclass(frozen=True, slots=True)

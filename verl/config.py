@@ -110,7 +110,9 @@ class AgentGymConfig:
 
     @property
     def servers(self) -> dict[str, tuple[str, ...]]:
-        """Addresses of each task's servers."""
+        """Addresses of each task's servers; none in a run that needs none."""
+        if self.env_addr == "":
+            return {}
         return addresses_by_task(self.tasks, self.env_addr, is_list=not isinstance(self.task_name, str))
 
 

@@ -46,6 +46,8 @@ class EnvClient:
     runs_inline: ClassVar[bool] = False
     """True for an environment in this very process whose calls take microseconds and never wait: they are then made
     where they are needed, without a thread. A slow one would hold up every other trajectory."""
+    takes_games: ClassVar[bool] = False
+    """True when `reset` also takes the path of a game in place of an index, and item files may list such paths."""
     handle_field: ClassVar[str] = "id"
 
     def __init__(

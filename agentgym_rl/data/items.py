@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,23 +14,45 @@ from agentgym_rl.types import Item
 _SUFFIXES = (".json", ".jsonl", ".parquet")
 
 
-def load_items(path: str | Path, task: str) -> list[Item]:
+def load_items(path: str | Path, task: str | Sequence[str]) -> list[Item]:
     """The items of a file, or of an evaluation folder, each once.
 
-    A file holds rows with ``item_id`` (``<task>_<int>`` or an int), or bare ids: JSON (a list), JSONL or parquet. A
-    folder holds ``<task>_test.json`` and one file per category, whose stem is the category of the items it lists.
+    A file holds rows with ``item_id`` (``<task>_<int>``, an int, or the path of a game where the task has such), or
+    bare ids: JSON (a list), JSONL or parquet. A folder holds ``<task>_test.json`` and one file per category, whose stem
+    is the category of the items it lists. ``task``: of all items, or several of which each row names its own.
     Raises `ConfigError` for a path that does not exist, no items, an unreadable row, or an item listed twice.
     """
-    path = Path(path)
+    path, tasks = Path(path), (task,) if isinstance(task, str) else tuple(task)
     if path.is_dir():
-        items = _load_folder(path, task)
+        items = _load_folder(path, tasks)
     elif path.is_file():
-        items = _load_file(path, task)
+        items = _load_file(path, tasks)
     else:
         raise ConfigError(f"item list {path}: no such file or folder")
     if not items:
         raise ConfigError(f"item list {path}: holds no items")
+    _check_games(path, items)
     return items
+
+
+def load_task_items(key: str, given: str | Sequence[str | None], tasks: Sequence[str]) -> list[Item]:
+    """Items of a run with one task or several.
+
+    ``given``: a path, whose rows name their tasks where there are several; or a path for each task in turn, None for a
+    task that has none. ``key`` is what the configuration calls it. Raises `ConfigError` as `load_items`, or when the
+    number of paths does not fit, or a task has no items where one path is given for all.
+    """
+    if isinstance(given, str):
+        items = load_items(given, tasks)
+        missing = [task for task in tasks if all(item.task != task for item in items)]
+        if missing:
+            raise ConfigError(f"{key}={given!r}: holds no items of {', '.join(missing)}")
+        return items
+    if not isinstance(given, Sequence) or len(given) != len(tasks):
+        raise ConfigError(f"{key}={given!r}: must be a path, or a list with one for each of {', '.join(tasks)}")
+    return [
+        item for task, path in zip(tasks, given, strict=True) if path is not None for item in load_items(path, task)
+    ]
 
 
 def overlap(items: Iterable[Item], others: Iterable[Item]) -> list[str]:
@@ -39,13 +61,14 @@ def overlap(items: Iterable[Item], others: Iterable[Item]) -> list[str]:
     return [item.item_id for item in items if item.item_id in ids]
 
 
-def _load_folder(folder: Path, task: str) -> list[Item]:
+def _load_folder(folder: Path, tasks: Sequence[str]) -> list[Item]:
     """All items of a folder, in the order of ``<task>_test`` and then of the category files."""
     files = sorted(path for path in folder.iterdir() if path.suffix in _SUFFIXES)
+    whole = {f"{task}_test" for task in tasks}
     found: dict[str, Item] = {}
-    for path in sorted(files, key=lambda path: path.stem != f"{task}_test"):
-        category = "" if path.stem == f"{task}_test" else path.stem
-        for item in _load_file(path, task):
+    for path in sorted(files, key=lambda path: path.stem not in whole):
+        category = "" if path.stem in whole else path.stem
+        for item in _load_file(path, tasks):
             earlier = found.get(item.item_id, item)
             if earlier.category not in ("", item.category) and category:
                 raise ConfigError(
@@ -55,23 +78,33 @@ def _load_folder(folder: Path, task: str) -> list[Item]:
     return list(found.values())
 
 
-def _load_file(path: Path, task: str) -> list[Item]:
+def _load_file(path: Path, tasks: Sequence[str]) -> list[Item]:
     items: dict[str, Item] = {}
     for number, row in enumerate(_rows(path), start=1):
-        item = _item(row, task, f"{path} row {number}")
+        item = _item(row, tasks, f"{path} row {number}")
         if item.item_id in items:
             raise ConfigError(f"{path} row {number}: {item.item_id} is listed twice")
         items[item.item_id] = item
     return list(items.values())
 
 
-def _item(row: Any, task: str, where: str) -> Item:
+def _item(row: Any, tasks: Sequence[str], where: str) -> Item:
     if isinstance(row, dict) and "item_id" not in row:
         raise ConfigError(f"{where}: has no item_id, only {', '.join(map(str, row)) or 'nothing'}")
     try:
-        return Item.parse(row["item_id"] if isinstance(row, dict) else row, task)
+        return Item.parse(row["item_id"] if isinstance(row, dict) else row, tasks)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
+
+
+def _check_games(path: Path, items: Iterable[Item]) -> None:
+    """Refuse paths of games for a task whose client takes numbers alone."""
+    from agentgym_rl.envs.registry import get_spec
+
+    games = {item.task: item.game for item in items if item.game}
+    for task, game in games.items():
+        if not get_spec(task).client.takes_games:
+            raise ConfigError(f"item list {path}: item_id {game!r} is no item of {task}, whose items are numbered")
 
 
 def _rows(path: Path) -> list[Any]:

@@ -327,7 +327,7 @@ class _Attempt:
         """Reset the session to the item, and begin the record with the opening prompt."""
         client = session.client
         self._address = str(getattr(client, "env_server_base", ""))
-        observation, state = await session.call(lambda client: _reset(client, self._request.item.index))
+        observation, state = await session.call(lambda client: _reset(client, self._request.item.reset_key))
         self._collection.worked.add(_part_behind(StopReason.ENV_ERROR, self._request.item))
         task, choice = TaskView.of(client), self._settings.agent
         self._chat = self._collection.chat.with_tools(choice.tools(task))
@@ -435,9 +435,9 @@ class _Attempt:
         return f"{self._request.item.item_id}{turn}" + (f" at {self._address}" if self._address else "")
 
 
-def _reset(client: EnvClient, index: int) -> tuple[str, Any]:
+def _reset(client: EnvClient, key: Any) -> tuple[str, Any]:
     """The first observation, and what a viewer may show beyond it."""
-    client.reset(index)
+    client.reset(key)
     return _encodable(client.observe()), getattr(client, "viewer_state", None)
 
 

@@ -116,6 +116,7 @@ def to_row(trajectory: Trajectory) -> dict[str, Any]:
     return {
         "format": FORMAT_VERSION,
         "item_id": trajectory.item.item_id,
+        "task": trajectory.item.task,
         "category": trajectory.item.category,
         "conversations": to_entries(trajectory.messages, flags),
         "reward": score,
@@ -147,14 +148,14 @@ def from_row(row: Any, where: str) -> Trajectory:
         raise ConfigError(f"{where}: no trajectory of format {FORMAT_VERSION} (format={str(seen)[:40]!r})")
     try:
         return _from_row(row, where)
-    except ConfigError:
-        raise
+    except ConfigError as error:
+        raise error if str(error).startswith(where) else ConfigError(f"{where}: {error}") from error
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise ConfigError(f"{where}: {type(error).__name__}: {error}") from error
 
 
 def _from_row(row: dict[str, Any], where: str) -> Trajectory:
-    task, _, index = row["item_id"].rpartition("_")
+    task = row.get("task") or row["item_id"].rpartition("_")[0]
     # A fault before the first observation has no messages.
     messages = parse_conversation(row, where).messages if row["conversations"] else ()
     columns: dict[str, Any] = {name: np.array(row[name], dtype) for name, dtype in _COLUMNS.items()}
@@ -164,7 +165,7 @@ def _from_row(row: dict[str, Any], where: str) -> Trajectory:
     for position, reward in row["token_rewards"]:
         token_rewards[position] = reward
     return Trajectory(
-        item=Item(task, int(index), row["category"]),
+        item=Item.parse(row["item_id"], task, row["category"]),
         messages=messages,
         turns=tuple(Turn(**turn | {"finish_reason": FinishReason(turn["finish_reason"])}) for turn in row["turns"]),
         token_rewards=token_rewards,

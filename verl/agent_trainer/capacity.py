@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 from agentgym_rl.client.capacity import read_capacity
 from agentgym_rl.errors import ConfigError
@@ -13,14 +14,20 @@ def hold_to_capacity(config: AgentGymConfig, *, num_workers: int, at_once: int) 
     """Lower ``config.max_concurrency``, in place, to a worker's share of the servers' places, and say so.
 
     A worker keeps its sessions from trajectory to trajectory. If those of one could fill the servers, another would
-    wait for a place until its requests time out, which would look like faults of the environment.
+    wait for a place until its requests time out, which would look like faults of the environment. Of several tasks, the
+    one with the fewest places decides, since all trajectories may happen to be of one task.
     ``at_once``: most trajectories that the run would have in flight. Raises `ConfigError` when the servers have fewer
     places than the run has workers, and warns when others hold too many of them.
     """
-    capacity = read_capacity(config.env_addr)
+    for addresses in config.servers.values():
+        _hold_to_capacity(config, addresses, num_workers=num_workers, at_once=at_once)
+
+
+def _hold_to_capacity(config: AgentGymConfig, addresses: Sequence[str], *, num_workers: int, at_once: int) -> None:
+    capacity = read_capacity(addresses)
     if capacity is None:
         return
-    where = f"agentgym.env_addr={config.env_addr}"
+    where = f"agentgym.env_addr={','.join(addresses)}"
     if capacity.total < num_workers:
         raise ConfigError(
             f"{where}: room for {capacity.total} sessions for {num_workers} workers, each of which needs at least one; "

@@ -13,7 +13,7 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 
 from agentgym_rl.client.check import check_server
-from agentgym_rl.data.items import load_items, overlap
+from agentgym_rl.data.items import load_task_items, overlap
 from agentgym_rl.envs.registry import get_spec
 from agentgym_rl.errors import ConfigError, EnvUnreachable
 from agentgym_rl.types import Item
@@ -74,10 +74,10 @@ def check_ppo_settings(config: PPOConfig) -> RunItems:
     """The part of it that needs neither model nor server nor device, and makes no folders."""
     branch = config.actor_rollout_ref
     check_loggers(config.trainer.logger)
-    task = get_spec(branch.agentgym.task_name).name
+    tasks = known_tasks_of(branch.agentgym)
     items = RunItems(
-        train=tuple(load_items(config.data.train_file, task)),
-        val=tuple(load_items(config.data.val_file, task)) if config.data.val_file else (),
+        train=tuple(load_task_items("data.train_file", config.data.train_file, tasks)),
+        val=tuple(load_task_items("data.val_file", config.data.val_file, tasks)) if config.data.val_file else (),
     )
     if config.trainer.test_freq > 0 and not items.val:
         raise ConfigError(f"trainer.test_freq={config.trainer.test_freq}: validation needs data.val_file")
@@ -112,8 +112,7 @@ def check_generation_inputs(config: GenerationConfig) -> tuple[Item, ...]:
 
 def check_generation_settings(config: GenerationConfig) -> tuple[Item, ...]:
     """The part of it that needs neither model nor server nor device, and makes no folders."""
-    get_spec(config.agentgym.task_name)
-    items = tuple(load_items(config.data.path, config.agentgym.task_name))
+    items = tuple(load_task_items("data.path", config.data.path, known_tasks_of(config.agentgym)))
     if config.rollout.rollout_log_dir is None:
         raise ConfigError("rollout.rollout_log_dir=null: an evaluation needs a folder for its results")
     return items
@@ -143,8 +142,11 @@ def check_dpo_inputs(config: DPOConfig) -> tuple[Item, ...]:
 def check_agentevol_inputs(config: AgentEvolConfig) -> RunItems:
     """The same for AgentEvol."""
     check_loggers(config.trainer.logger)
-    task = get_spec(config.agentgym.task_name).name
-    items = RunItems(tuple(load_items(config.data.train_file, task)), tuple(load_items(config.data.val_file, task)))
+    tasks = known_tasks_of(config.agentgym)
+    items = RunItems(
+        train=tuple(load_task_items("data.train_file", config.data.train_file, tasks)),
+        val=tuple(load_task_items("data.val_file", config.data.val_file, tasks)),
+    )
     if config.data.base_file is not None and not Path(config.data.base_file).is_file():
         raise ConfigError(f"data.base_file={config.data.base_file!r}: no such file")
     check_model_path(config.model)
@@ -158,8 +160,7 @@ def check_agentevol_inputs(config: AgentEvolConfig) -> RunItems:
 
 
 def _validation_items(config: SFTConfig) -> tuple[Item, ...]:
-    task = get_spec(config.agentgym.task_name).name
-    return tuple(load_items(config.data.val_file, task))
+    return tuple(load_task_items("data.val_file", config.data.val_file, known_tasks_of(config.agentgym)))
 
 
 def _check_played(config: SFTConfig | AgentEvolConfig, *, max_at_once: int) -> None:
@@ -276,9 +277,15 @@ def check_can_be_made(key: str, folder: str) -> None:
         raise ConfigError(f"{key}={folder!r}: no files can be written there: {there} is no folder to write to")
 
 
+def known_tasks_of(config: AgentGymConfig) -> tuple[str, ...]:
+    """The names of a run's tasks, each of which is a registered environment."""
+    return tuple(get_spec(task).name for task in config.tasks)
+
+
 def check_environment(config: AgentGymConfig) -> None:
-    """A server of the right task answers."""
+    """Servers of all tasks answer."""
     try:
-        check_server(config.env_addr, config.task_name, wait_s=config.max_retries * _SECONDS_PER_TRY)
+        for task, addresses in config.servers.items():
+            check_server(addresses, task, wait_s=config.max_retries * _SECONDS_PER_TRY)
     except EnvUnreachable as error:
         raise ConfigError(str(error)) from error

@@ -72,6 +72,7 @@ class AlfWorldClient(EnvClient):
     )
     action_forms = ("go to <place>", "take <object> from <place>", "open <place>", "look", "inventory")
     example_action = "look"
+    takes_games = True
     _possible: list[str]
 
     def reset(self, idx: int | str) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agentgym_rl.data.items import load_items, overlap
+from agentgym_rl.data.items import load_items, load_task_items, overlap
 from agentgym_rl.envs.textcraft.environment import recipe_book
 from agentgym_rl.errors import ConfigError
 from agentgym_rl.types import Item
@@ -126,3 +126,46 @@ def test_the_script_that_makes_the_lists_gives_the_ones_that_are_kept(tmp_path: 
     made = sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*.json"))
     assert len(made) == 6
     assert all((tmp_path / path).read_text() == (ROOT / path).read_text() for path in made)
+
+
+def test_the_files_of_agentgym_rl_data_id_are_read_game_paths_included(tmp_path: Path) -> None:
+    """Rows as the published training lists have them; ALFWorld's name games by their paths."""
+    game = "pick_and_place_simple-Mug-None-Desk-308/trial_T20190908_125200_737896"
+    path = write(tmp_path / "alfworld_train.json", [{"item_id": game, "conversations": []}, {"item_id": "alfworld_7"}])
+    first, second = load_items(path, "alfworld")
+    assert (first.item_id, first.reset_key, first.task) == (game, game, "alfworld")
+    assert (second.item_id, second.reset_key) == ("alfworld_7", 7)
+    with pytest.raises(ConfigError, match=f"item_id '{game}' is no item of textcraft, whose items are numbered"):
+        load_items(write(tmp_path / "textcraft_train.json", [game]), "textcraft")
+
+
+def test_items_of_several_tasks_come_from_a_file_each_or_from_one_that_names_them(tmp_path: Path) -> None:
+    tasks = ("textcraft", "babyai")
+    numbers, named = write(tmp_path / "a.json", [3]), write(tmp_path / "b.json", ["babyai_1"])
+    both = write(tmp_path / "both.json", ["babyai_1", "textcraft_3"])
+    expected = [Item("textcraft", 3), Item("babyai", 1)]
+    assert load_task_items("data.train_file", [str(numbers), str(named)], tasks) == expected
+    assert load_task_items("data.train_file", str(both), tasks) == expected[::-1]
+    assert load_task_items("data.val_file", [None, str(named)], tasks) == expected[1:]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            ["a.json"],
+            r"data.train_file=\['.*a.json'\]: must be a path, or a list with one for each of textcraft, babyai",
+        ),
+        ("a.json", "item_id 3 does not say its task, one of textcraft, babyai"),
+        ("textcraft.json", r"data.train_file='.*textcraft.json': holds no items of babyai"),
+        ("maze.json", "item_id 'maze_3' belongs to task 'maze', this run is for one of textcraft, babyai"),
+    ],
+)
+def test_items_of_several_tasks_that_do_not_fit_are_refused(
+    tmp_path: Path, given: str | list[str], message: str
+) -> None:
+    for name, rows in (("a", [3]), ("textcraft", ["textcraft_3"]), ("maze", ["maze_3"])):
+        write(tmp_path / f"{name}.json", rows)
+    paths = str(tmp_path / given) if isinstance(given, str) else [str(tmp_path / name) for name in given]
+    with pytest.raises(ConfigError, match=message):
+        load_task_items("data.train_file", paths, ("textcraft", "babyai"))
