@@ -192,6 +192,12 @@ class Library:
         found = self._locate(id)
         return None if found is None else (found[0].name, int(id.rpartition("-")[2]) + 1)
 
+    def at(self, name: str, line: int) -> Summary | None:
+        """The trajectory in that line (from 1) of the file called ``name`` below the root; None when there is none."""
+        with self._lock:
+            keys = [key for key, file in self._files.items() if file.name == name]
+        return self.find(f"{keys[0]}-{line - 1}") if keys and line > 0 else None
+
     def metrics(self, run: str) -> Metrics | None:
         """Metrics of a run; None for one that has no file of them."""
         with self._lock:
