@@ -5,9 +5,12 @@ The rules are asked in process; sessions, concurrency and leaks through a real s
 
 from __future__ import annotations
 
+import logging
 import math
 import os
+import queue
 import random
+import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,10 +22,14 @@ from pathlib import Path
 from typing import Any
 
 from agentgym_rl.client.connection import Connection
-from agentgym_rl.envs.base import Environment, InvalidCall, ResetResult
+from agentgym_rl.envs import runners
+from agentgym_rl.envs.base import Environment, InvalidCall, ResetResult, StepResult
+from agentgym_rl.envs.causes import cause_of, told
+from agentgym_rl.envs.episode import check_start, check_step
 from agentgym_rl.envs.registry import EnvSpec
 from agentgym_rl.envs.server import build_app
 from agentgym_rl.envs.serving import running
+from agentgym_rl.errors import EnvError
 
 BAD_ACTIONS = (
     "",
@@ -40,6 +47,10 @@ _CYCLES = 30
 """Sessions that the check for leaks opens and closes."""
 _CLIENTS = 4
 _SHOWN = 200
+_DETERMINISM = "determinism by index"
+_INLINE_S = 0.01
+"""What a call of an environment that is ``runs_inline`` may take: every session of the server waits for it."""
+_LOOK_S = 0.05
 
 
 class Verdict(StrEnum):
@@ -80,17 +91,51 @@ class Moment:
     """Of the episode so far, from an environment whose steps tell it."""
 
 
-def check_environment(spec: EnvSpec, items: Sequence[int], *, steps: int = 20) -> Iterator[CheckResult]:
-    """Run every check on ``items``, with at most ``steps`` actions in an episode; yields results as they come."""
+def check_environment(
+    spec: EnvSpec, items: Sequence[int], *, steps: int = 20, call_timeout_s: float = 60.0
+) -> Iterator[CheckResult]:
+    """Run every check on ``items``, with at most ``steps`` actions in an episode; yields results as they come.
+
+    What has one cause is told once; later checks that meet it name the first. A call that gives no answer within
+    ``call_timeout_s`` fails its check and ends the iteration: nothing can end the call itself.
+    """
     checker = _Checker(spec, items, steps)
-    for name, check in checker.checks():
+    results: queue.SimpleQueue[CheckResult | None] = queue.SimpleQueue()
+    threading.Thread(target=checker.run, args=(results.put,), name=f"check-{spec.name}", daemon=True).start()
+    while True:
         try:
-            yield CheckResult(name, Verdict.PASSED, check())
-        except _NotApplicable as reason:
-            yield CheckResult(name, Verdict.SKIPPED, str(reason))
-        except Exception as error:  # noqa: BLE001 - whatever an environment raises where it must not is what is looked for
-            text = str(error) if isinstance(error, _Difference) else f"{type(error).__name__}: {error}"
-            yield CheckResult(name, Verdict.FAILED, text)
+            result = results.get(timeout=_LOOK_S)
+        except queue.Empty:
+            if (late := checker.waits_for(call_timeout_s)) is not None:
+                yield late
+                return
+            continue
+        if result is None:
+            return
+        yield result
+
+
+class _Faults(logging.Handler):
+    """Keeps what a server logs of faults in the environment's code."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.errors: list[BaseException] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info is not None and record.exc_info[1] is not None:
+            self.errors.append(record.exc_info[1])
+
+    @contextmanager
+    def kept(self, log: logging.Logger) -> Iterator[None]:
+        """While the block runs, what the logger is told comes here alone."""
+        log.addHandler(self)
+        propagated, log.propagate = log.propagate, False
+        try:
+            yield
+        finally:
+            log.propagate = propagated
+            log.removeHandler(self)
 
 
 def sample_items(num_items: int, count: int = 5) -> list[int]:
@@ -112,11 +157,45 @@ class _Checker:
         self._spec = spec
         self._items = items
         self._steps = steps
+        self._told: dict[str, str] = {}
+        """Cause of a failure -> the check that told it."""
+        self._failed: set[str] = set()
+        self._check = ""
+        self._waits: tuple[str, float] | None = None
+        """The call of the environment that is under way, and when it began."""
 
-    def checks(self) -> list[tuple[str, Callable[[], str]]]:
+    def run(self, report: Callable[[CheckResult | None], None]) -> None:
+        """Make all checks; None comes after the last one."""
+        for name, check in self._checks():
+            self._check = name
+            report(self._result(name, check))
+        report(None)
+
+    def waits_for(self, limit_s: float) -> CheckResult | None:
+        """The failure of the check that has waited for one call longer than the limit."""
+        waits = self._waits
+        if waits is None or time.monotonic() - waits[1] < limit_s:
+            return None
+        text = f"no answer to {waits[0]} within {limit_s:g} s, so the other checks are left out"
+        return CheckResult(self._check, Verdict.FAILED, text)
+
+    def _result(self, name: str, check: Callable[[], str]) -> CheckResult:
+        try:
+            return CheckResult(name, Verdict.PASSED, check())
+        except _NotApplicable as reason:
+            return CheckResult(name, Verdict.SKIPPED, str(reason))
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - what an environment raises is what is looked for
+            self._failed.add(name)
+            first = self._told.setdefault(cause_of(error), name)
+            if first != name:
+                return CheckResult(name, Verdict.FAILED, f"as {first!r}")
+            return CheckResult(name, Verdict.FAILED, str(error) if isinstance(error, _Difference) else told(error))
+
+    def _checks(self) -> list[tuple[str, Callable[[], str]]]:
         return [
             ("types of answers", self._types),
-            ("determinism by index", self._determinism),
+            ("speed", self._speed),
+            (_DETERMINISM, self._determinism),
             ("reset in the middle and after the end", self._reset_anywhere),
             ("a step after the end is refused", self._step_after_end),
             ("rewards", self._rewards),
@@ -132,7 +211,7 @@ class _Checker:
     def _types(self) -> str:
         with self._environment() as environment:
             for item in self._items:
-                self._check_start(environment.reset(item), item)
+                self._reset(environment, item)
                 for action, moment in self._random_episode(environment, item):
                     _expect_equal(
                         f"item {item} after {action!r}: observation()", environment.observation(), moment.observation
@@ -146,6 +225,25 @@ class _Checker:
                 raise _Difference(f"render() must be a str, not {_shown(environment.render())}")
         return f"{len(self._items)} items"
 
+    def _speed(self) -> str:
+        """The median of a few calls: a first one may load things."""
+        resets, steps = [], []
+        with self._environment() as environment:
+            for item in self._items:
+                started = time.perf_counter()
+                self._reset(environment, item)
+                resets.append(time.perf_counter() - started)
+                started = time.perf_counter()
+                for _ in self._random_episode(environment, item, limit=1):
+                    steps.append(time.perf_counter() - started)
+        for name, seconds in (("reset", statistics.median(resets)), ("step", statistics.median(steps))):
+            if self._spec.runs_inline and seconds > _INLINE_S:
+                raise _Difference(
+                    f"{name} takes {1000 * seconds:.3g} ms, and runs_inline has every session of the server wait for "
+                    "it; leave runs_inline out of the EnvSpec"
+                )
+        return f"reset {1000 * statistics.median(resets):.3g} ms, step {1000 * statistics.median(steps):.3g} ms"
+
     def _determinism(self) -> str:
         """Two environments; the second one visits the items in the opposite order."""
         with self._environment() as first, self._environment() as second:
@@ -158,7 +256,7 @@ class _Checker:
         with self._environment() as fresh, self._environment() as used:
             for item in self._items:
                 expected = self._transcript(fresh, item)
-                used.reset(self._items[0])
+                self._reset(used, self._items[0])
                 for _ in self._random_episode(used, item + 1, limit=2):
                     pass
                 self._expect_same(item, expected, self._replay(used, item, expected))
@@ -169,7 +267,7 @@ class _Checker:
             item, moment = self._ended(environment)
             for _ in range(2):
                 try:
-                    result = environment.step(self._spec.client.example_action)
+                    result = self._step(environment, self._spec.client.example_action)
                 except InvalidCall:
                     continue
                 raise _Difference(
@@ -182,7 +280,7 @@ class _Checker:
         scores = []
         with self._environment() as environment:
             for item in self._items:
-                environment.reset(item)
+                self._reset(environment, item)
                 episode = [moment for _, moment in self._best_episode(environment, item)]
                 scores.append(score_of(self._spec, episode))
                 if not scores[-1] <= self._spec.max_score + 1e-6:
@@ -197,8 +295,8 @@ class _Checker:
         item = self._items[0]
         with self._environment() as environment:
             for action in BAD_ACTIONS:
-                environment.reset(item)
-                moment = _step(environment, action)
+                self._reset(environment, item)
+                moment = self._step(environment, action)
                 if moment.reward > 0:
                     raise _Difference(f"item {item}: {_shown(action)} is rewarded with {moment.reward:g}")
         return f"{len(BAD_ACTIONS)} texts"
@@ -208,11 +306,11 @@ class _Checker:
         with self._environment() as environment:
             for item in (-1, self._spec.num_items, 2**62):
                 try:
-                    self._check_start(environment.reset(item), item)
+                    self._reset(environment, item)
                     seen.append("accepted")
                 except InvalidCall:
                     seen.append("refused")
-            environment.reset(self._items[0])
+            self._reset(environment, self._items[0])
         return f"-1 {seen[0]}, {self._spec.num_items} {seen[1]}"
 
     # ---------------------------------------------------------------------------------------------------- the server
@@ -227,6 +325,8 @@ class _Checker:
 
     def _concurrency(self) -> str:
         """Sessions that are played at the same time see what each saw alone."""
+        if _DETERMINISM in self._failed:
+            raise _NotApplicable(f"tells nothing while {_DETERMINISM!r} fails")
         items = [self._items[number % len(self._items)] for number in range(_CLIENTS)]
         with self._server() as url:
             alone = {item: self._remote_episode(url, item) for item in set(items)}
@@ -254,20 +354,46 @@ class _Checker:
 
     @contextmanager
     def _environment(self) -> Iterator[Environment]:
-        environment = self._spec.environment()
+        with self._waiting("the construction of an environment"):
+            environment = self._spec.environment()
         try:
             yield environment
         finally:
-            environment.close()
+            with self._waiting("close()"):
+                environment.close()
+
+    @contextmanager
+    def _waiting(self, call: str) -> Iterator[None]:
+        self._waits = call, time.monotonic()
+        try:
+            yield
+        finally:
+            self._waits = None
 
     @contextmanager
     def _server(self) -> Iterator[str]:
-        with running(build_app(self._spec, token="")) as url:
-            yield url
+        """The URL of a server; what goes wrong in it is raised here instead of being logged."""
+        faults = _Faults()
+        with faults.kept(runners.log):
+            try:
+                with running(build_app(self._spec, token="")) as url:
+                    yield url
+            except EnvError:
+                if faults.errors:
+                    raise faults.errors[0] from None
+                raise
 
-    def _check_start(self, start: object, item: int) -> None:
-        if not isinstance(start, ResetResult) or not isinstance(start.observation, str):
-            raise _Difference(f"reset({item}) must return a ResetResult with a str observation, not {_shown(start)}")
+    def _reset(self, environment: Environment, item: int) -> ResetResult:
+        with self._waiting(f"reset({item})"):
+            start = environment.reset(item)
+        check_start(environment, start)
+        return start
+
+    def _step(self, environment: Environment, action: str) -> Moment:
+        with self._waiting(f"step({_shown(action)})"):
+            result: StepResult = environment.step(action)
+        check_step(environment, result)
+        return Moment(result.observation, result.reward, result.done, getattr(result, "score", None))
 
     def _random_episode(
         self, environment: Environment, seed: int, limit: int | None = None
@@ -276,7 +402,7 @@ class _Checker:
         actions = random_actions(environment, self._spec.client.example_action, seed)
         for _ in range(self._steps if limit is None else limit):
             action = next(actions)
-            moment = _step(environment, action)
+            moment = self._step(environment, action)
             yield action, moment
             if moment.done:
                 return
@@ -287,20 +413,20 @@ class _Checker:
             yield from self._random_episode(environment, item)
             return
         for action in self._spec.expert(environment):
-            moment = _step(environment, action)
+            moment = self._step(environment, action)
             yield action, moment
             if moment.done:
                 return
 
     def _transcript(self, environment: Environment, item: int) -> list[tuple[str, Moment]]:
-        start = environment.reset(item)
+        start = self._reset(environment, item)
         return [("", Moment(start.observation, 0, False)), *self._random_episode(environment, item)]
 
     def _replay(
         self, environment: Environment, item: int, transcript: list[tuple[str, Moment]]
     ) -> list[tuple[str, Moment]]:
-        seen = [("", Moment(environment.reset(item).observation, 0, False))]
-        return seen + [(action, _step(environment, action)) for action, _ in transcript[1:]]
+        seen = [("", Moment(self._reset(environment, item).observation, 0, False))]
+        return seen + [(action, self._step(environment, action)) for action, _ in transcript[1:]]
 
     def _expect_same(self, item: int, expected: list[tuple[str, Moment]], seen: list[tuple[str, Moment]]) -> None:
         for number, ((action, first), (_, second)) in enumerate(zip(expected, seen, strict=True)):
@@ -310,7 +436,7 @@ class _Checker:
     def _ended(self, environment: Environment) -> tuple[int, Moment]:
         """An item whose episode has been played to its end."""
         for item in self._items:
-            environment.reset(item)
+            self._reset(environment, item)
             for _, moment in self._best_episode(environment, item):
                 if moment.done:
                     return item, moment
@@ -341,17 +467,6 @@ def score_of(spec: EnvSpec, steps: Sequence[Any]) -> float:
     if (told := getattr(steps[-1], "score", None)) is not None:
         return float(told)
     return float(steps[-1].reward) if spec.reward_is_cumulative else math.fsum(step.reward for step in steps)
-
-
-def _step(environment: Environment, action: str) -> Moment:
-    result = environment.step(action)
-    reward = getattr(result, "reward", None)
-    if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
-        name = type(environment).__name__
-        raise _Difference(
-            f"{name}.step({_shown(action)}) must return a StepResult with a finite reward, not {result!r}"
-        )
-    return Moment(result.observation, reward, result.done, getattr(result, "score", None))
 
 
 def _expect_equal(where: str, seen: object, expected: object) -> None:

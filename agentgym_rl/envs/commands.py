@@ -108,6 +108,7 @@ def add_check(subcommands: _Subcommands) -> None:
     _add_task(parser)
     parser.add_argument("--items", type=index, nargs="+", metavar="N", help="items to look at; default: five, spread")
     parser.add_argument("--steps", type=count, default=20, metavar="N", help="actions of an episode at most")
+    parser.add_argument("--call-timeout", type=seconds, default=60.0, metavar="S", help="what one call may take")
     parser.set_defaults(run=_check)
 
 
@@ -119,7 +120,7 @@ def _check(options: argparse.Namespace) -> int:
     spec.data_version()
     items = options.items or sample_items(spec.num_items)
     failed = 0
-    for result in check_environment(spec, items, steps=options.steps):
+    for result in check_environment(spec, items, steps=options.steps, call_timeout_s=options.call_timeout):
         print(f"{result.verdict:8} {result.name:40} {result.detail}", flush=True)
         failed += result.verdict == Verdict.FAILED
     print(f"{spec.title}: {f'{failed} checks failed' if failed else 'all checks passed'}")

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 Fields = Mapping[str, Any]
 _Call = Callable[["Episode", Fields], Any]
+_SHOWN = 200
+"""Characters that an error repeats of a wrong value."""
 
 
 class Episode:
@@ -45,14 +47,13 @@ class Episode:
     def reset(self, data_idx: int) -> ResetResult:
         self._reward, self._done = 0, False
         start = self.environment.reset(data_idx)
-        if not isinstance(start, ResetResult) or not isinstance(start.observation, str):
-            raise TypeError(_contract(self.environment, "reset", "a ResetResult with a str observation", start))
+        check_start(self.environment, start)
         self._started = True
         return start
 
     def step(self, action: str) -> StepResult:
         result = self.environment.step(action)
-        _check_step(self.environment, result)
+        check_step(self.environment, result)
         self._reward, self._done = result.reward, result.done
         return result
 
@@ -107,20 +108,32 @@ def _step_view(view: Callable[[Any, Any], Any]) -> _Call:
     return lambda episode, fields: view(episode.environment, episode.step(read_text(fields, "action")))
 
 
-def _check_step(environment: Environment, result: Any) -> None:
+def check_start(environment: Environment, start: Any) -> None:
+    """Raise TypeError when `Environment.reset` returned what it must not."""
+    if not isinstance(start, ResetResult):
+        raise TypeError(_contract(environment, "reset", "a ResetResult with a str observation", start))
+    if not isinstance(start.observation, str):
+        raise TypeError(_contract(environment, "reset", "a ResetResult with a str observation", start.observation))
+
+
+def check_step(environment: Environment, result: Any) -> None:
     """Raise TypeError or ValueError when the environment broke its own contract: one such value would spoil a batch."""
     if not isinstance(result, StepResult):
         raise TypeError(_contract(environment, "step", "a StepResult(observation, reward, done)", result))
-    if not isinstance(result.observation, str) or not isinstance(result.done, bool):
-        raise TypeError(_contract(environment, "step", "a str observation and a bool done", result))
+    if not isinstance(result.observation, str):
+        raise TypeError(_contract(environment, "step", "a str observation", result.observation))
+    if not isinstance(result.done, bool):
+        raise TypeError(_contract(environment, "step", "a Python bool as done", result.done))
     reward = result.reward
     if type(reward) is int:
         return
     if isinstance(reward, bool) or not isinstance(reward, int | float):
-        raise TypeError(_contract(environment, "step", "an int or float reward", result))
+        raise TypeError(_contract(environment, "step", "a Python int or float as reward", reward))
     if not math.isfinite(reward):
-        raise ValueError(_contract(environment, "step", "a finite reward", result))
+        raise ValueError(_contract(environment, "step", "a finite reward", reward))
 
 
 def _contract(environment: Environment, method: str, expected: str, value: Any) -> str:
-    return f"{type(environment).__name__}.{method} must return {expected}, not {value!r}"
+    shown = repr(value)
+    shown = shown if len(shown) <= _SHOWN else shown[:_SHOWN] + "..."
+    return f"{type(environment).__name__}.{method} must return {expected}, not {shown}"

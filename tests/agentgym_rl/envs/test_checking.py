@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import sys
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -78,6 +81,45 @@ class Tuples(Quiz):
         return super().step(action).observation, 0.0, False
 
 
+class Numbered(Quiz):
+    """Says with a number whether it is done."""
+
+    def step(self, action: str) -> Any:
+        result = super().step(action)
+        return replace(result, done=int(result.done))
+
+
+class Silent(Quiz):
+    def step(self, action: str) -> Any:
+        return replace(super().step(action), observation=None)
+
+
+class Quitting(Quiz):
+    """Ends the whole process."""
+
+    def step(self, action: str) -> Any:
+        if action.strip() == "":
+            sys.exit("no action")
+        return super().step(action)
+
+
+class Bound(Quiz):
+    """Works only where it was made, like a database's connection: a server's calls come from many threads."""
+
+    def __init__(self) -> None:
+        self._made_by = threading.get_ident()
+
+    def step(self, action: str) -> Any:
+        if threading.get_ident() != self._made_by:
+            raise RuntimeError("made in another thread")
+        return super().step(action)
+
+    def reset(self, data_idx: int) -> ResetResult:
+        if threading.current_thread().name.startswith("env-"):
+            self._made_by = 0
+        return super().reset(data_idx)
+
+
 class Forgetful(Quiz):
     """Observes something else than it answered."""
 
@@ -95,8 +137,6 @@ class Shared(Quiz):
         return super().reset(data_idx)
 
     def step(self, action: str) -> Any:
-        import time
-
         time.sleep(0.01)
         Shared._steps += 1
         result = super().step(action)
@@ -131,7 +171,11 @@ def failures(spec: EnvSpec) -> dict[str, str]:
         (Rich, "rewards", "item 0: score 2 is above max_score=1"),
         (Fragile, "bad actions", "IndexError: list index out of range"),
         (Gullible, "bad actions", "is rewarded with 1"),
-        (Tuples, "types of answers", "Tuples.step("),
+        (Tuples, "types of answers", "Tuples.step must return a StepResult(observation, reward, done), not ("),
+        (Numbered, "types of answers", "Numbered.step must return a Python bool as done, not 0"),
+        (Silent, "types of answers", "Silent.step must return a str observation, not None"),
+        (Quitting, "bad actions", "SystemExit: no action (test_checking.py, line "),
+        (Bound, "the client plays over HTTP", "RuntimeError: made in another thread (test_checking.py, line "),
         (Forgetful, "types of answers", "observation() from character 0: 'nothing' instead of"),
         (Shared, "concurrency", "beside other sessions"),
         (Leaking, "leaks", " open files"),
@@ -172,7 +216,7 @@ def test_the_command_prints_a_table_and_its_status_tells(
     monkeypatch.setattr(registry, "_registered", {"quiz": QUIZ_SPEC})
     assert main(["check", "quiz", "--items", "3", "5", "--steps", "4"]) == 0
     passed = capsys.readouterr().out.splitlines()
-    assert passed[1].split() == ["passed", "determinism", "by", "index", "2", "items,", *passed[1].split()[6:]]
+    assert passed[2].split() == ["passed", "determinism", "by", "index", "2", "items,", *passed[2].split()[6:]]
     assert passed[-1] == "Quiz: all checks passed"
     monkeypatch.setattr(registry, "_registered", {"quiz": spec_of(Rich)})
     assert main(["check", "quiz"]) == 1
@@ -186,7 +230,66 @@ def test_a_refused_step_before_the_end_is_reported_where_it_arises() -> None:
         def step(self, action: str) -> StepResult:
             raise InvalidCall("not today")
 
-    assert "InvalidCall: not today" in failures(spec_of(Refusing))["determinism by index"]
+    assert "InvalidCall: not today" in failures(spec_of(Refusing))["types of answers"]
+
+
+class Unfinished(Quiz):
+    """As a first draft often is."""
+
+    def step(self, action: str) -> Any:
+        return self._rules.apply(action)
+
+
+def test_one_cause_is_told_once_with_its_line_and_the_server_prints_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(registry, "_registered", {"quiz": spec_of(Unfinished)})
+    assert main(["check", "quiz", "--items", "3", "5"]) == 1
+    printed = capfd.readouterr()
+    assert printed.out.count("AttributeError: 'Unfinished' object has no attribute '_rules'") == 1
+    assert "(test_checking.py, line " in printed.out and ", in step)" in printed.out
+    assert printed.out.count("as 'types of answers'") == 7
+    assert "Traceback" not in printed.out + printed.err
+
+
+def test_other_checks_tell_their_own_causes() -> None:
+    class Twice(Fragile):
+        def reset(self, data_idx: int) -> ResetResult:
+            if data_idx == -1:
+                raise KeyError(data_idx)
+            return super().reset(data_idx)
+
+    found = failures(spec_of(Twice))
+    assert found.keys() == {"bad actions", "indices outside the data"}
+    assert found["indices outside the data"].startswith("KeyError: -1 (")
+
+
+def test_a_call_that_never_answers_fails_its_check_and_ends_the_iteration() -> None:
+    released = threading.Event()
+
+    class Hanging(Quiz):
+        def step(self, action: str) -> Any:
+            released.wait()
+            return super().step(action)
+
+    results = list(check_environment(spec_of(Hanging), [0], call_timeout_s=0.2))
+    released.set()
+    assert [(result.name, result.verdict) for result in results] == [("types of answers", Verdict.FAILED)]
+    assert results[0].detail.startswith("no answer to step(")
+    assert "within 0.2 s" in results[0].detail
+
+
+def test_slow_calls_are_a_fault_only_where_every_session_would_wait_for_them() -> None:
+    class Slow(Quiz):
+        def step(self, action: str) -> Any:
+            time.sleep(0.03)
+            return super().step(action)
+
+    for runs_inline in (True, False):
+        spec = replace(spec_of(Slow), runs_inline=runs_inline)
+        speed = next(result for result in check_environment(spec, [0], steps=1) if result.name == "speed")
+        assert (speed.verdict == Verdict.FAILED) is runs_inline
+        assert ("leave runs_inline out of the EnvSpec" in speed.detail) is runs_inline
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,9 +133,10 @@ def test_where_create_begins_no_episode_only_reset_and_close_are_allowed_at_firs
     ("returned", "expected"),
     [
         (("seen", 0.0, False), "must return a StepResult(observation, reward, done), not ('seen', 0.0, False)"),
-        (StepResult(5, 0, False), "must return a str observation and a bool done"),  # type: ignore[arg-type]
-        (StepResult("seen", "1", False), "must return an int or float reward"),  # type: ignore[arg-type]
-        (StepResult("seen", float("nan"), False), "must return a finite reward"),
+        (StepResult(5, 0, False), "must return a str observation, not 5"),  # type: ignore[arg-type]
+        (StepResult("seen", 0, 1), "must return a Python bool as done, not 1"),  # type: ignore[arg-type]
+        (StepResult("seen", "1", False), "must return a Python int or float as reward, not '1'"),  # type: ignore[arg-type]
+        (StepResult("seen", float("nan"), False), "must return a finite reward, not nan"),
         (None, "must return a StepResult(observation, reward, done), not None"),
     ],
 )
