@@ -12,7 +12,9 @@ from agentgym_rl.data.commands import add_make_pairs
 from agentgym_rl.envs.commands import TaskParser, add_bench, add_check, add_play, add_serve
 from agentgym_rl.errors import AgentGymError
 from agentgym_rl.evaluation.commands import add_compare
+from agentgym_rl.training_command import add_train
 from agentgym_rl.viewer.command import add_view
+from agentgym_rl.viewer.export_command import add_export
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -61,7 +63,18 @@ def _demonstrate(options: argparse.Namespace) -> None:
     print(f"{len(conversations)} demonstrations in {options.out}")
 
 
-_SUBCOMMANDS = (add_serve, add_play, add_check, add_bench, add_compare, _add_demonstrate, add_make_pairs, add_view)
+_SUBCOMMANDS = (
+    add_train,
+    add_serve,
+    add_play,
+    add_check,
+    add_bench,
+    add_compare,
+    _add_demonstrate,
+    add_make_pairs,
+    add_view,
+    add_export,
+)
 
 if __name__ == "__main__":
     sys.exit(main())

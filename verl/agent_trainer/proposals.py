@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import os
 from collections.abc import Sequence
 
 _MOST_EDITS = 2
@@ -43,10 +42,8 @@ def edits(one: str, other: str) -> int:
     The optimal string alignment distance (https://en.wikipedia.org/wiki/Damerau-Levenshtein_distance), row by row.
     """
     # Full keys mostly share their branches, and a misspelled one all but a letter with the right one.
-    start = len(os.path.commonprefix([one, other]))
-    one, other = one[start:], other[start:]
-    end = len(os.path.commonprefix([one[::-1], other[::-1]]))
-    one, other = one[: len(one) - end], other[: len(other) - end]
+    one, other = _without_common_start(one, other)
+    one, other = _without_common_start(one[::-1], other[::-1])
     before: list[int] = []
     last = list(range(len(other) + 1))
     for i, letter in enumerate(one, start=1):
@@ -58,3 +55,9 @@ def edits(one: str, other: str) -> int:
             row.append(cost)
         before, last = last, row
     return last[-1]
+
+
+def _without_common_start(one: str, other: str) -> tuple[str, str]:
+    shorter = min(len(one), len(other))
+    start = next((i for i in range(shorter) if one[i] != other[i]), shorter)
+    return one[start:], other[start:]

@@ -1,0 +1,61 @@
+"""``agentgym-rl train``: the short form prints the full command and becomes it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def train(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "agentgym_rl.cli", "train", *arguments],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"HF_HUB_OFFLINE": "1"},
+    )
+
+
+def test_the_full_command_is_printed_and_run_with_what_follows(tmp_path: Path) -> None:
+    (tmp_path / "my items.json").write_text(json.dumps([f"babyai_{index}" for index in range(64)]))
+    short = ["--algorithm", "scaling_inter_rl", "--model", "models/Qwen2.5-7B-Instruct", "--task", "babyai"]
+    ended = train(
+        *short, "--data-path", "my items.json", "--hardware", "node_8", "trainer.dry_run=true", "trainer.device=cuda",
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    command, plan = ended.stdout.split("\n", 1)
+    assert shlex.split(command) == [
+        "python",
+        "-m",
+        "verl.agent_trainer.main_ppo",
+        "task=babyai",
+        "algorithm=scaling_inter_rl",
+        "hardware=node_8",
+        "actor_rollout_ref.model.path=models/Qwen2.5-7B-Instruct",
+        "data.train_file=my items.json",
+        "trainer.dry_run=true",
+        "trainer.device=cuda",
+    ]
+    assert plan.startswith("plan: 32 items x n 4 = 128 trajectories") and "rounds: 6 in steps 1-2" in plan
+    assert "memory per GPU, one of 8" in plan
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--model", "m", "--task", "textcarft"], "did you mean task=textcraft?"),
+        (["--model", "m", "--task", "textcraft", "trainer.totl_epochs=2"], "did you mean trainer.total_epochs?"),
+    ],
+)
+def test_the_trainers_own_answers_reach_the_user(tmp_path: Path, arguments: list[str], problem: str) -> None:
+    ended = train(*arguments, cwd=tmp_path)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("error: ") and problem in ended.stderr
