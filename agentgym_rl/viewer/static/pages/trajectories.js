@@ -79,6 +79,7 @@ async function show({ main, parameters, setParameters, signal }) {
       h("span", { class: "total" }, shown.total ? `${number(shown.offset + 1)}–${number(last)} of ${number(shown.total)}` : "0"),
       h("button", { type: "button", disabled: shown.offset === 0, on: { click: () => turnPage(-1) } }, "Previous page"),
       h("button", { type: "button", disabled: last >= shown.total, on: { click: () => turnPage(1) } }, "Next page"),
+      h("a", { href: link("export", "", query) }, "Export these …"),
     ];
   };
 

@@ -84,6 +84,8 @@ async function show({ main, argument: id, parameters, setParameters, signal }) {
   const tools = [
     copyButton,
     h("a", { href: `/api/trajectories/${encodeURIComponent(id)}/raw`, download: `${record.summary.item_id}.json` }, "Save JSON"),
+    h("a", { href: `/api/export/html?id=${encodeURIComponent(id)}`, download: "" }, "Save as HTML"),
+    h("a", { href: link("compare", "", { left: id }) }, "Compare with …"),
   ];
 
   fill(
