@@ -179,7 +179,7 @@ class Child:
             kind, payload = "invalid", str(error).encode(errors="replace")
         except MalformedRequest as error:
             kind, payload = "malformed", str(error).encode(errors="replace")
-        except Exception as error:  # noqa: BLE001 - an environment may be a user's code; the server tells its client
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's code; the server tells its client
             _log.exception("%s: %s failed", self._name, header["call"])
             kind, payload = "fault", f"{type(error).__name__}: {error}".encode(errors="replace")
         if "n" in header:

@@ -9,18 +9,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from agentgym_rl.envs.base import InvalidCall
+from agentgym_rl.envs.causes import cause_of
 from agentgym_rl.envs.episode import Episode, EpisodeCalls, Fields
 from agentgym_rl.envs.registry import EnvSpec
 from agentgym_rl.envs.wire import MalformedRequest, encode
 
 MAX_THREADS = 256
 """Calls that run at once in an environment that is not ``runs_inline``."""
+
+_SLOW_S = 0.05
+_SLOW_CALLS = 3
+"""So many calls of an environment that is ``runs_inline``, each slower than that, are no chance, and are warned of."""
+_CAUSES = 100
+"""Causes of faults whose traceback is logged."""
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +89,9 @@ class InlineRunner(Runner):
     def __init__(self, spec: EnvSpec) -> None:
         self._spec = spec
         self._calls = EpisodeCalls(spec)
+        self._causes: set[str] = set()
+        """Of the faults so far."""
+        self._slow_calls = 0
 
     async def create(self, handle: int, fields: Fields) -> tuple[Episode, bytes]:
         return await self._run("create", lambda: create_episode(self._spec, self._calls, handle, fields))
@@ -90,12 +101,16 @@ class InlineRunner(Runner):
 
     def call_now(self, episode: Episode, name: str, fields: Fields) -> bytes:
         """`call` without an event loop in between."""
+        started = time.perf_counter()
         try:
             return encode(episode.call(name, fields))
         except (InvalidCall, MalformedRequest):
             raise
-        except Exception as error:  # broad on purpose: an environment may be a user's code, and the server outlives it
+        except (Exception, SystemExit) as error:  # broad on purpose: the server outlives a user's environment
             raise self._fault(f"{name} of session {episode.handle}", error) from error
+        finally:
+            if (took_s := time.perf_counter() - started) > _SLOW_S:
+                self._note_slow(name, took_s)
 
     async def close(self, episode: Episode) -> None:
         await self._run(f"close of session {episode.handle}", episode.environment.close)
@@ -105,12 +120,28 @@ class InlineRunner(Runner):
             return work()
         except (InvalidCall, MalformedRequest):
             raise
-        except Exception as error:  # broad on purpose, as above
+        except (Exception, SystemExit) as error:  # broad on purpose, as above
             raise self._fault(what, error) from error
 
-    def _fault(self, what: str, error: Exception) -> EnvironmentFault:
-        log.error("%s: %s failed", self._spec.name, what, exc_info=error)
-        return fault(f"{self._spec.name}: {what}", error)
+    def _fault(self, what: str, error: BaseException) -> EnvironmentFault:
+        """Logged with its traceback the first time that its cause shows, with its message afterwards."""
+        told, cause = fault(f"{self._spec.name}: {what}", error), cause_of(error)
+        is_new = cause not in self._causes and len(self._causes) < _CAUSES
+        if is_new:
+            self._causes.add(cause)
+        log.error("%s", told, exc_info=error if is_new else None)
+        return told
+
+    def _note_slow(self, name: str, took_s: float) -> None:
+        self._slow_calls += 1
+        if self._slow_calls == _SLOW_CALLS:
+            log.warning(
+                "%s: %s took %.3g s, and it is not the first call so slow: every other session waited meanwhile; "
+                "leave runs_inline out of its EnvSpec",
+                self._spec.name,
+                name,
+                took_s,
+            )
 
 
 class ThreadRunner(InlineRunner):
@@ -134,5 +165,5 @@ class ThreadRunner(InlineRunner):
             return await asyncio.get_running_loop().run_in_executor(self._threads, work)
         except (InvalidCall, MalformedRequest):
             raise
-        except Exception as error:  # broad on purpose, as in `call_now`
+        except (Exception, SystemExit) as error:  # broad on purpose, as in `call_now`
             raise self._fault(what, error) from error
