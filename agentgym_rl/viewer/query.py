@@ -56,7 +56,7 @@ class Query(BaseModel):
     tokens_min: int | None = None
     tokens_max: int | None = None
     text: str = Field("", max_length=500)
-    """Somewhere in a message, upper and lower case alike."""
+    """Somewhere in what was said or seen, upper and lower case alike."""
     sort: SortKey = "step"
     descending: bool = False
     grouped: bool = False
@@ -147,8 +147,14 @@ class _Said(msgspec.Struct):
     content: str = ""
 
 
+class _Seen(msgspec.Struct):
+    observation: str | None = None
+
+
 class _Texts(msgspec.Struct):
     conversations: list[_Said]
+    turns: list[_Seen] | None = None
+    """The last observation of an episode stands in no message."""
 
 
 _texts_decoder = msgspec.json.Decoder(_Texts)
@@ -177,7 +183,9 @@ class Searches:
 
 def _contains(row: bytes, wanted: str) -> bool:
     try:
-        said = decode(row, _texts_decoder).conversations
+        texts = decode(row, _texts_decoder)
     except ValueError:
         return False  # the file was replaced since; the next refresh will see to it
-    return any(wanted in (each.value or each.content).casefold() for each in said)
+    said = [each.value or each.content for each in texts.conversations]
+    seen = [turn.observation or "" for turn in (texts.turns or [])[-1:]]
+    return any(wanted in text.casefold() for text in (*said, *seen))

@@ -30,7 +30,11 @@ export function tokenView(record) {
   const available = COLOURINGS.filter(([name]) => columns[name]);
   const missing = COLOURINGS.filter(([name]) => !columns[name]).map(([, title]) => title.toLowerCase());
   const sampled = tokens.loss_mask.filter((each) => each === 1).length;
-  const inspector = h("dl", { class: "inspector", "aria-live": "polite" });
+  const inspector = h(
+    "div",
+    { class: "inspector", "aria-live": "polite" },
+    h("p", {}, "Point at a token, or move with the arrow keys, for its exact values."),
+  );
   const legend = h("p", { class: "muted legend" });
   const segments = tokens.segments.map(([name, start, end]) => new Segment(name, start, end, tokens, columns));
   const grid = h(
@@ -46,7 +50,7 @@ export function tokenView(record) {
     chosen = index;
     const segment = segments.find((each) => index >= each.start && index < each.end);
     segment.cell(index).classList.add("chosen");
-    fill(inspector, valuesOf(index, segment, tokens, columns));
+    fill(inspector, h("dl", {}, valuesOf(index, segment, tokens, columns)));
   };
   const colourBy = (name) => {
     colouring = available.find(([each]) => each === name);
@@ -73,7 +77,6 @@ export function tokenView(record) {
     grid.querySelector(".chosen").scrollIntoView({ block: "nearest" });
   });
   colourBy(colouring[0]);
-  fill(inspector, h("dt", {}, "Point at a token, or move with the arrow keys, for its exact values."));
   return {
     element: h(
       "div",
