@@ -720,6 +720,12 @@ class TrainerConfig:
     """Dense 16-bit peak of one device, for the model FLOPs utilisation; None takes it by the GPU's name, if known."""
     critic_warmup: int = 0
     """So many steps at the start train the critic alone."""
+    rollout_only: bool = False
+    """Only make and write the trajectories of each step, by the model that training would start from: no optimizer, no
+    update."""
+    replay: str | None = None
+    """Train on the trajectories that ``rollout_only`` or a training run wrote, without servers or engine: the folder of
+    that run, or of its trajectories. Everything else is given as for that run."""
     token_values: str = "computed"
     """What is kept of each sampled token for the viewer, in ``default_local_dir/token_values``: ``none``; ``computed``:
     advantages, and what else the step computes (log-probs, values); ``all``: log-probs and entropies in any case, at
@@ -736,8 +742,29 @@ class TrainerConfig:
         _at_least("trainer.critic_warmup", self.critic_warmup, 0)
         _one_of("trainer.token_values", self.token_values, ("none", "computed", "all"))
         _check_checkpoints(self)
+        self._check_halves()
         if self.peak_tflops_per_device is not None:
             _above("trainer.peak_tflops_per_device", self.peak_tflops_per_device, 0)
+
+    def _check_halves(self) -> None:
+        """Rules of runs that leave out one half of each step."""
+        if not (self.rollout_only or self.replay):
+            return
+        if self.rollout_only and self.replay:
+            raise ConfigError(
+                f"trainer.rollout_only=True with trainer.replay={self.replay!r}: one of the two, since one leaves out "
+                "the updates and the other the rollouts"
+            )
+        half = "trainer.rollout_only=True" if self.rollout_only else f"trainer.replay={self.replay!r}"
+        reason = "no policy changes" if self.rollout_only else "there is no engine to validate with"
+        if self.test_freq > 0 or self.val_before_train:
+            name = "test_freq" if self.test_freq > 0 else "val_before_train"
+            raise ConfigError(f"trainer.{name}={getattr(self, name)!r} with {half}: must be off, since {reason}")
+        if self.rollout_only and self.resume_mode == "resume_path":
+            raise ConfigError(
+                f"trainer.resume_mode=resume_path with {half}: give the checkpoint's actor/huggingface folder as "
+                "actor_rollout_ref.model.path"
+            )
 
     @property
     def world_size(self) -> int:

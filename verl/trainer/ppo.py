@@ -30,7 +30,7 @@ from verl.trainer.core_algos import (
     find_estimator,
     next_kl_coef,
 )
-from verl.trainer.item_order import ItemOrder
+from verl.trainer.item_order import Order, order_items
 from verl.trainer.metrics import (
     CONSOLE_COLUMNS,
     Stopwatch,
@@ -54,7 +54,7 @@ from verl.utils.seeding import derive_seed
 from verl.utils.tracking import Tracker, make_tracker
 from verl.workers.setup import ActorSetup, CriticSetup, RolloutOrder, RolloutSetup
 
-_ORDER_KEYS = ("data.seed", "data.shuffle", "data.train_batch_size", "data.train_file")
+_ORDER_KEYS = ("data.seed", "data.shuffle", "data.task_weights", "data.train_batch_size", "data.train_file")
 """What decides which items a step sees."""
 
 
@@ -66,7 +66,7 @@ class PPOTrainer:
         config: PPOConfig,
         plan: PPOPlan,
         *,
-        order: ItemOrder[Item],
+        order: Order[Item],
         val_items: Sequence[Item],
         workers: WorkerGroup,
         tracker: Tracker,
@@ -389,9 +389,7 @@ def run_ppo(config: PPOConfig, *, train_items: Sequence[Item], val_items: Sequen
     Raises `ConfigError` when there are too few items for a batch, or when the checkpoint to resume, the advantage
     estimator or the trajectories to replay do not exist.
     """
-    order = ItemOrder(
-        train_items, batch_size=config.data.train_batch_size, seed=config.data.seed, shuffle=config.data.shuffle
-    )
+    order = order_items(train_items, config.actor_rollout_ref.agentgym.tasks, config.data)
     plan = PPOPlan.of(
         config, num_items=len(train_items), num_val_items=len(val_items), steps_per_epoch=order.batches_per_epoch
     )
@@ -435,7 +433,7 @@ def run_ppo(config: PPOConfig, *, train_items: Sequence[Item], val_items: Sequen
         ).fit()
 
 
-def _collect(config: PPOConfig, plan: PPOPlan, order: ItemOrder[Item], device: str) -> None:
+def _collect(config: PPOConfig, plan: PPOPlan, order: Order[Item], device: str) -> None:
     """The trajectories alone. Raises `ConfigError` where they would replace those of a run that trained."""
     root = output_folder(config)
     if checkpoint.latest(root) is not None:

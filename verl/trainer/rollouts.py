@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from tqdm import tqdm
 
@@ -14,7 +16,7 @@ from verl.single_controller.base import WorkerGroup
 from verl.utils.balancing import restore_order
 from verl.workers.setup import RolloutOrder, RolloutShare
 
-__all__ = ["Rollout", "RolloutUsage", "generate", "make_requests"]
+__all__ = ["Rollout", "RolloutUsage", "generate", "generate_anew", "make_requests"]
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,16 @@ def generate(workers: WorkerGroup, requests: Sequence[RolloutRequest], order: Ro
             "generate", requests, order, on_progress=bar.update, interruptible=True
         )
     return Rollout(_joined(shares, order, len(requests)), RolloutUsage.of(shares))
+
+
+def generate_anew(
+    workers: WorkerGroup, requests: Sequence[RolloutRequest], order: RolloutOrder, *, folder: Path
+) -> Rollout:
+    """`generate` for a step that may have been begun before; ``folder`` holds the trajectory files of all steps."""
+    if not order.append:
+        # A run that died in this step, perhaps with more workers, left files that must not be mixed with new ones.
+        shutil.rmtree(folder / order.log_name, ignore_errors=True)
+    return generate(workers, requests, order)
 
 
 def _joined(shares: Sequence[RolloutShare], order: RolloutOrder, num_requests: int) -> list[Trajectory]:

@@ -7,15 +7,17 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Protocol
 
 import torch
 
 from agentgym_rl.rollout.collector import RolloutRequest, by_sample, check_failures
-from agentgym_rl.types import Item, SamplingParams, Trajectory
-from verl.config import PPOConfig
+from agentgym_rl.rounds import RoundScheduler
+from agentgym_rl.types import Item, SamplingParams, StopReason, Trajectory
+from verl.config import PPOConfig, RolloutConfig
 from verl.protocol import DataProto, group_code
 from verl.trainer.credit import TrainingRow, group_of, training_rows
-from verl.trainer.item_order import ItemOrder
+from verl.trainer.item_order import Order
 from verl.trainer.rollouts import Rollout, RolloutUsage, make_requests
 from verl.workers.setup import RolloutOrder
 
@@ -68,10 +70,35 @@ class StepRollouts:
         return metrics
 
 
+class TakesSteps(Protocol):
+    """Where the trajectories of a training step come from."""
+
+    def sample(self, step: int, *, max_rounds: int, sampling: SamplingParams) -> StepRollouts: ...
+
+
+def training_sampling(rollout: RolloutConfig) -> SamplingParams:
+    """How the turns of a training step are sampled."""
+    return SamplingParams(
+        max_tokens=rollout.max_tokens, temperature=rollout.temperature, top_p=rollout.top_p, top_k=rollout.top_k
+    )
+
+
+def record_outcome(rounds: RoundScheduler, step: int, rollouts: StepRollouts) -> None:
+    """Tell the schedule of rounds what came of a step."""
+    sound = [trajectory for trajectory in rollouts.trajectories if not trajectory.masked]
+    cut = [trajectory for trajectory in sound if trajectory.stop_reason == StopReason.MAX_ROUNDS]
+    succeeded = [trajectory for trajectory in sound if trajectory.success]
+    rounds.record(
+        step,
+        success=len(succeeded) / len(sound) if sound else None,
+        cut_share=len(cut) / len(sound) if sound else None,
+    )
+
+
 class StepSampler:
     """Makes the trajectories of each training step by ``generate``, as the configuration says."""
 
-    def __init__(self, config: PPOConfig, order: ItemOrder[Item], generate: Generate) -> None:
+    def __init__(self, config: PPOConfig, order: Order[Item], generate: Generate) -> None:
         self._config, self._order, self._generate = config, order, generate
 
     def sample(self, step: int, *, max_rounds: int, sampling: SamplingParams) -> StepRollouts:

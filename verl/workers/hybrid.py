@@ -1,4 +1,7 @@
-"""HybridWorker: actor, critic, reference and engine in one process on one device."""
+"""HybridWorker: actor, critic, reference and engine in one process on one device.
+
+TrainingWorker is the same without the engine, for trajectories that are there already.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +24,12 @@ from verl.utils.checkpoint import (
     SaveOrder,
 )
 from verl.utils.devices import device_name, peak_memory_gib
+from verl.utils.distributed import destroy_process_group
 from verl.utils.flops import ModelSize, model_size
 from verl.utils.seeding import derive_seed, load_random_state, random_state, save_random_state, seed_everything
 from verl.workers.actor import Actor
 from verl.workers.critic import Critic
+from verl.workers.peers import join_peers
 from verl.workers.reference import ReferencePolicy, make_reference
 from verl.workers.rollout.engine import WeightUpdateTimes
 from verl.workers.rollout.worker import RolloutWorker
@@ -34,11 +39,20 @@ from verl.workers.setup import ActorSetup, RolloutSetup
 _WRITER_LIMIT_S = 2.0
 
 
-class HybridWorker(RolloutWorker):
-    """Trains the policy and samples from it. Methods below are collective: all workers are called at once."""
+class TrainingWorker:
+    """Trains the policy on what is given to it. Methods are collective: all workers are called at once."""
+
+    _context: WorkerContext
+    _setup: RolloutSetup
+    _device: torch.device
 
     def __init__(self, context: WorkerContext, rollout: RolloutSetup, training: ActorSetup) -> None:
-        super().__init__(context, rollout)
+        """Join the peers and load the models. ``rollout`` says which, and at what temperature they were sampled."""
+        self._context, self._setup = context, rollout
+        self._device = join_peers(context)
+        self._load_models(rollout, training)
+
+    def _load_models(self, rollout: RolloutSetup, training: ActorSetup) -> None:
         temperature = rollout.rollout.temperature
         self._actor = Actor(
             rollout.model,
@@ -55,7 +69,7 @@ class HybridWorker(RolloutWorker):
         )
         self._has_full_kl_loss = training.actor.has_full_kl_loss
         self._critic = self._make_critic(training) if training.critic is not None else None
-        self._writer = BackgroundWriter(commits=context.rank == 0)
+        self._writer = BackgroundWriter(commits=self._context.rank == 0)
 
     def _make_critic(self, training: ActorSetup) -> Critic:
         assert training.critic is not None
@@ -114,10 +128,6 @@ class HybridWorker(RolloutWorker):
             raise ValueError("this worker was set up without a critic")
         return self._critic
 
-    def sync_weights(self, version: int) -> WeightUpdateTimes:
-        """Give the actor's weights to the engine."""
-        return self._engine.load_weights(self._actor.state_dict_items(on_device=True), version)
-
     def save(self, order: SaveOrder) -> None:
         """Copy what a checkpoint holds to host memory and begin to write it; `finish_save` tells what came of it."""
         self._writer.finish()
@@ -156,7 +166,27 @@ class HybridWorker(RolloutWorker):
         return device_name(self._device)
 
     def close(self) -> None:
+        """Let go of a checkpoint that is being written, and leave the process group."""
+        self._close_writer()
+        destroy_process_group()
+
+    def _close_writer(self) -> None:
         ending.run_bounded(self._writer.close, limit_s=_WRITER_LIMIT_S)
+
+
+class HybridWorker(RolloutWorker, TrainingWorker):
+    """Trains the policy and samples from it."""
+
+    def __init__(self, context: WorkerContext, rollout: RolloutSetup, training: ActorSetup) -> None:
+        RolloutWorker.__init__(self, context, rollout)
+        self._load_models(rollout, training)
+
+    def sync_weights(self, version: int) -> WeightUpdateTimes:
+        """Give the actor's weights to the engine."""
+        return self._engine.load_weights(self._actor.state_dict_items(on_device=True), version)
+
+    def close(self) -> None:
+        self._close_writer()
         super().close()
 
 
