@@ -54,7 +54,22 @@ def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     }
     metrics |= {f"rollout/stop/{reason}": share for reason, share in stop_reason_shares(trajectories).items()}
     metrics |= {f"rollout/errors/{kind}": float(count) for kind, count in count_errors(trajectories).items()}
-    return metrics | _episode_metrics(sound) | _turn_metrics(sound)
+    return metrics | _episode_metrics(sound) | _turn_metrics(sound) | _task_metrics(sound)
+
+
+def _task_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Of each task by itself, where there are several."""
+    tasks = sorted({trajectory.item.task for trajectory in trajectories})
+    metrics: dict[str, float] = {}
+    for task in tasks if len(tasks) > 1 else ():
+        own = [trajectory for trajectory in trajectories if trajectory.item.task == task]
+        metrics |= {
+            f"rollout/{task}/trajectories": float(len(own)),
+            f"rollout/{task}/score_mean": _mean([t.score for t in own]),
+            f"rollout/{task}/success_mean": _mean([t.success for t in own]),
+            f"rollout/{task}/turns_mean": _mean([len(t.turns) for t in own]),
+        }
+    return metrics
 
 
 def trial_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
