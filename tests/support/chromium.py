@@ -64,6 +64,6 @@ def watched_page(browser: Browser, **options: Any) -> Iterator[Watched]:
         page.set_default_timeout(_WAIT_MS)
         watched = Watched(page)
         yield watched
-        assert watched.troubles == []
+        assert not watched.troubles, f"the page: {watched.troubles}"
     finally:
         context.close()

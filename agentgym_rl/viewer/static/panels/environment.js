@@ -10,7 +10,7 @@ addPanel(async ({ record, main, signal }) => {
   try {
     panel = await get(`trajectories/${encodeURIComponent(record.summary.id)}/panel`, {}, { signal });
   } catch (error) {
-    if (signal.aborted) throw error;
+    if (signal.aborted) return null;
     fill(main, h("p", { class: "problem", role: "alert" }, `The panel could not be made: ${error.message}`));
     return { title: "Environment", show: () => {} };
   }
