@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# AgentGym-RL on WebArena: GRPO with a fixed horizon of 15 turns.
+#
+#   bash examples/train/AgentGym-RL/webarena_train.sh [key=value ...]
+#
+# It needs the environment's server: agentgym-rl serve webarena. HARDWARE is a preset and key=value any key, both of
+# docs/configuration.md. SMOKE=1 tries the script out on a CPU: a random model, 2 steps, a server of its own.
+# The item list that comes with this project is for its small sites and has 14 items: too few for a batch of 32. Name
+# that of the sites that you serve, or take data.train_batch_size=8.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/../../lib.sh" webarena
+
+MODEL=${MODEL:-models/Qwen2.5-7B-Instruct}
+DATA=${DATA:-AgentItemId/webarena_train.json}
+ENV_ADDR=${ENV_ADDR:-http://127.0.0.1:36005}
+OUT=${OUT:-saves/AgentGym-RL/webarena}
+HARDWARE=${HARDWARE:-node_8}
+
+run main_ppo \
+    task=webarena algorithm=grpo hardware="$HARDWARE" \
+    algorithm.rounds_ctrl.type=fixed algorithm.rounds_ctrl.rounds=15 \
+    data.train_file="$DATA" \
+    actor_rollout_ref.agentgym.env_addr="$ENV_ADDR" actor_rollout_ref.agentgym.timeout=600 \
+    actor_rollout_ref.model.path="$MODEL" \
+    actor_rollout_ref.rollout.max_tokens=512 actor_rollout_ref.rollout.max_model_len=32768 \
+    trainer.default_local_dir="$OUT" trainer.project_name=AgentGym-RL trainer.experiment_name=webarena \
+    trainer.total_training_steps=240 trainer.save_freq=25 \
+    -- "$@"
