@@ -59,6 +59,14 @@ def check_ppo_inputs(config: PPOConfig) -> RunItems:
         check_model_path(config.critic.model.resolved(branch.model))
     for key, folder in ppo_output_folders(config).items():
         check_output_folder(key, folder)
+    if not config.trainer.replay:
+        _check_rollouts(config, items)
+    return items
+
+
+def _check_rollouts(config: PPOConfig, items: RunItems) -> None:
+    """What trajectories are made with: servers and their capacity, and the engine."""
+    branch = config.actor_rollout_ref
     check_environment(branch.agentgym)
     with_greedy = config.algorithm.adv_estimator == "remax"  # One more of each item.
     train = config.data.train_batch_size * (branch.rollout.n + with_greedy)
@@ -67,7 +75,6 @@ def check_ppo_inputs(config: PPOConfig) -> RunItems:
     hold_to_capacity(branch.agentgym, num_workers=num_engines, at_once=max(train, val))
     # Last, since it imports torch.
     engine_name(branch.rollout, resolve_device(config.trainer.device))
-    return items
 
 
 def check_ppo_settings(config: PPOConfig) -> RunItems:
