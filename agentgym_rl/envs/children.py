@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import os
 import pickle
 import signal
 import socket
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from agentgym_rl.envs.base import InvalidCall
@@ -22,6 +25,45 @@ from agentgym_rl.envs.wire import MalformedRequest
 
 _GOODBYE_S = 8.0
 """Seconds that a child gets to close its environments before it is killed."""
+_FREE_TRIES = 2
+"""Failed starts in a row after which the next one waits."""
+_FIRST_REST_S = 1.0
+"""How long it waits then; twice as long after every further one."""
+_LONGEST_REST_S = 60.0
+
+
+class Starts:
+    """Whether children start: after several failures in a row no other one is started for a while."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._failures = 0
+        self._failed_at = self._rests_until = -math.inf
+        self._reason = ""
+
+    def now(self) -> float:
+        return self._clock()
+
+    def failed(self, begun: float, reason: str) -> None:
+        """A child that was begun at that time never answered a call; those begun side by side count once."""
+        if begun <= self._failed_at:
+            return
+        self._failures += 1
+        self._failed_at, self._reason = self._clock(), reason
+        if self._failures > _FREE_TRIES:
+            rest_s = _FIRST_REST_S * 2.0 ** min(self._failures - _FREE_TRIES - 1, 16)
+            self._rests_until = self._failed_at + min(rest_s, _LONGEST_REST_S)
+
+    def succeeded(self) -> None:
+        self._failures, self._rests_until = 0, -math.inf
+
+    def rest_s(self) -> float:
+        """Seconds until the next start may be made; 0 when it may be made now."""
+        return max(0.0, self._rests_until - self._clock())
+
+    def refusal(self) -> str:
+        """Why no child is started now."""
+        return f"{self._reason}; so it was {self._failures} times in a row, and is tried again in {self.rest_s():.0f} s"
 
 
 @dataclass(eq=False)
@@ -30,6 +72,10 @@ class ChildProcess:
 
     process: subprocess.Popen[bytes]
     link: Link
+    begun: float
+    """Clock time of its start."""
+    has_served: bool = False
+    """True once it answered a call of a session."""
     sessions: int = 0
     """Places taken, those of sessions that are being made included."""
     dismissed: bool = False
@@ -68,12 +114,17 @@ class ChildRunner(Runner):
         self._starting: set[asyncio.Task[ChildProcess]] = set()
         self._stopping: set[asyncio.Task[None]] = set()
         self._stopped = False
+        self._starts = Starts()
+        self._later: asyncio.TimerHandle | None = None
+        """The next try to start children ahead, while that rests."""
 
     async def start(self) -> None:
         self._start_ahead()
 
     async def stop(self) -> None:
         self._stopped = True
+        if self._later is not None:
+            self._later.cancel()
         for task in self._starting:
             task.cancel()
         await asyncio.gather(*self._starting, return_exceptions=True)
@@ -88,7 +139,11 @@ class ChildRunner(Runner):
     async def call(self, episode: PlacedEpisode, name: str, fields: Fields) -> bytes:
         if episode.child is None or not episode.child.alive:
             await self._replace(episode, name)
-        return await self._ask(episode, name, fields, self._isolation.call_timeout_s)
+        content = await self._ask(episode, name, fields, self._isolation.call_timeout_s)
+        if episode.child is not None and not episode.child.has_served:
+            episode.child.has_served = True
+            self._starts.succeeded()
+        return content
 
     async def close(self, episode: PlacedEpisode) -> None:
         child = episode.child
@@ -150,6 +205,8 @@ class ChildRunner(Runner):
             child.sessions += 1
             self._start_ahead()
             return child
+        if not self._starting and self._starts.rest_s():
+            raise EnvironmentFault(self._starts.refusal())
         task = next(iter(self._starting), None) or self._launch()
         self._starting.discard(task)  # it is spoken for
         self._start_ahead()
@@ -174,10 +231,18 @@ class ChildRunner(Runner):
         return [child for child in self._children if child.sessions == 0 and child.alive]
 
     def _start_ahead(self) -> None:
-        """Start as many children as are missing among those without sessions."""
+        """Start as many children as are missing among those without sessions, now or after the rest."""
+        if rest_s := self._starts.rest_s():
+            if self._later is None and not self._stopped:
+                self._later = asyncio.get_running_loop().call_later(rest_s, self._start_again)
+            return
         missing = self._isolation.started_ahead - len(self._unused()) - len(self._starting)
         for _ in range(0 if self._stopped else missing):
             self._launch()
+
+    def _start_again(self) -> None:
+        self._later = None
+        self._start_ahead()
 
     def _launch(self) -> asyncio.Task[ChildProcess]:
         task = asyncio.create_task(self._start_child())
@@ -192,22 +257,25 @@ class ChildRunner(Runner):
         if task.cancelled():
             return
         if (error := task.exception()) is not None:
-            # Not tried again: who needs a child starts another one, and is told.
             log.error("%s", error)
+            self._start_ahead()
         elif unclaimed:
             self._children.append(task.result())
 
     async def _start_child(self) -> ChildProcess:
         """A child whose first environment stands."""
+        begun = self._starts.now()
         ours, theirs = socket.socketpair()
         with theirs:
             process = await asyncio.to_thread(_spawn, theirs.fileno())
         reader, writer = await asyncio.open_connection(sock=ours)
-        child = ChildProcess(process, Link(reader, writer))
+        child = ChildProcess(process, Link(reader, writer), begun)
         child.watch = asyncio.create_task(self._watch(child))
         try:
             await self._wait_until_ready(child)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, EnvironmentFault):
+                self._starts.failed(begun, str(error))
             child.kill()
             await child.watch
             raise
@@ -234,6 +302,8 @@ class ChildRunner(Runner):
         except subprocess.TimeoutExpired:
             child.kill()
             await asyncio.to_thread(child.process.wait)
+        if not child.has_served and not child.dismissed:
+            self._starts.failed(child.begun, f"{self._spec.name}: a process ended before it answered a call")
         if child in self._children:
             self._children.remove(child)
             self._start_ahead()

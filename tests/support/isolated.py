@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from agentgym_rl.client.base import EnvClient
 from agentgym_rl.envs.base import Environment, InvalidCall, ResetResult, StepResult
@@ -93,3 +94,17 @@ def isolated(spec: EnvSpec = SPEC, **changes: object) -> EnvSpec:
     """The spec with other fields of its `Isolation`."""
     assert spec.isolation is not None
     return replace(spec, isolation=replace(spec.isolation, **changes))  # type: ignore[arg-type]
+
+
+class ShortLived(Isolated):
+    """Ends its process as soon as it is made, while the file exists that ``SHORT_LIVED`` names; notes each start."""
+
+    def __init__(self) -> None:
+        if (notes := Path(os.environ["SHORT_LIVED"])).exists():
+            with notes.open("a") as file:
+                file.write("started\n")
+            os._exit(1)
+        super().__init__()
+
+
+SHORT_LIVED = replace(SPEC, environment=ShortLived, settings=None, configure=None)

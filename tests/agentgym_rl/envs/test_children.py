@@ -15,9 +15,11 @@ from typing import Any
 import psutil
 import pytest
 import requests
-from support.isolated import SPEC, IsolatedClient, Settings, isolated
+from support.isolated import SHORT_LIVED, SPEC, IsolatedClient, Settings, isolated
 from support.servers import serve
 
+from agentgym_rl.envs import children
+from agentgym_rl.envs.children import Starts
 from agentgym_rl.envs.server import build_app
 from agentgym_rl.errors import EnvServerError
 
@@ -189,3 +191,61 @@ def test_no_child_outlives_the_server(number: signal.Signals, hanging: bool) -> 
     finally:
         process.kill()
         process.communicate()
+
+
+# --------------------------------------------------------------------------------------------- children that never live
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_starts_rest_twice_as_long_after_each_failure_beyond_the_second() -> None:
+    clock = Clock()
+    starts = Starts(clock)
+    rests = []
+    for _ in range(10):
+        begun, clock.now = clock.now + 1, clock.now + 2
+        starts.failed(begun, "it ended")
+        rests.append(starts.rest_s())
+        clock.now += starts.rest_s()
+        assert starts.rest_s() == 0
+    assert rests == [0, 0, 1, 2, 4, 8, 16, 32, 60, 60]
+    starts.succeeded()
+    starts.failed(clock.now + 1, "it ended")
+    assert starts.rest_s() == 0
+
+
+def test_children_that_were_begun_side_by_side_and_fail_count_once() -> None:
+    clock = Clock()
+    starts = Starts(clock)
+    begun, clock.now = clock.now, 101.0
+    for _ in range(8):
+        starts.failed(begun, "it ended")
+    assert starts.rest_s() == 0
+
+
+def test_a_child_that_dies_at_each_start_is_not_started_over_and_over_and_works_again_once_it_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes = tmp_path / "starts"
+    notes.touch()
+    monkeypatch.setenv("SHORT_LIVED", str(notes))
+    monkeypatch.setattr(children, "_FIRST_REST_S", 1.5)
+    with serve(build_app(isolated(SHORT_LIVED, source="support.isolated:SHORT_LIVED"))) as url:
+        end = time.monotonic() + 60
+        while "in a row" not in (refused := post(url, "create")).text:
+            assert time.monotonic() < end, refused.text
+            time.sleep(0.02)
+        assert refused.status_code == 500
+        assert "3 times in a row, and is tried again in" in refused.json()["detail"]
+        assert len(notes.read_text().splitlines()) <= 8  # at most two at once
+        notes.unlink()
+        while (answer := post(url, "create")).status_code != 200:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        assert post(url, "reset", id=answer.json()["id"], data_idx=2).json()["observation"] == "hello 2"
