@@ -123,6 +123,7 @@ class ModelConfig:
     path: str = "???"
     """Folder (or hub name) of a Hugging Face causal language model with a tokenizer that has a chat template."""
     trust_remote_code: bool = False
+    """Run the Python code that the model's folder brings along. Only for code that you have read."""
     enable_gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more compute."""
     share_prefixes: bool = True
@@ -165,6 +166,7 @@ class OptimConfig:
     """AdamW and its learning rate."""
 
     lr: float = 1e-6
+    """Learning rate, the highest of the schedule."""
     lr_warmup_steps: int = 0
     """Optimizer steps (updates) of linear warm-up."""
     lr_schedule: str = "constant"
@@ -172,7 +174,9 @@ class OptimConfig:
     min_lr_ratio: float = 0.0
     """Share of ``lr`` that ``cosine`` ends at."""
     weight_decay: float = 0.01
+    """Of matrices, as AdamW has it: this share of ``lr`` x weight per update; norms and biases have none."""
     betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
+    """Decay of AdamW's two moments."""
     max_skipped_updates: int = 5
     """An update whose loss or gradient is not finite is skipped; so many in a row end the run."""
 
@@ -203,6 +207,7 @@ class RefFSDPConfig:
     """As `FSDPConfig`, for a model without optimizer."""
 
     param_offload: bool = False
+    """Keep parameters in host memory between the calls that need them."""
 
 
 # ------------------------------------------------------------------------------------------------------------------ PPO
@@ -228,6 +233,7 @@ class DataConfig:
     shuffle: bool = True
     """Shuffle the items anew each epoch, by ``seed``."""
     seed: int = 0
+    """Seed of the order of items."""
 
     def __post_init__(self) -> None:
         _at_least("data.train_batch_size", self.train_batch_size, 1)
@@ -262,6 +268,7 @@ class ActorConfig:
     grad_clip: float = 1.0
     """Largest gradient norm; 0 turns clipping off."""
     clip_ratio: float = 0.2
+    """How far the ratio of new to old probability counts: from 1 - this to 1 + this."""
     clip_ratio_low: float | None = None
     """Lower bound is 1 - this; None means ``clip_ratio``."""
     clip_ratio_high: float | None = None
@@ -269,14 +276,20 @@ class ActorConfig:
     clip_ratio_c: float | None = None
     """Dual clip: bound on ratio x advantage for negative advantages (> 1); None turns it off."""
     entropy_coeff: float = 0.0
+    """Weight of the entropy (nats, averaged as ``loss_agg_mode`` says) that is taken from the loss; 0 turns it off."""
     use_kl_loss: bool = False
+    """Add the KL to the reference to the loss, instead of taking it from the reward."""
     kl_loss_coef: float = 0.001
+    """Weight of a nat of that KL."""
     kl_loss_type: str = "low_var_kl"
     """Estimator of the KL: ``kl``, ``abs``, ``mse`` or ``low_var_kl``; or ``full``: over the whole vocabulary, at the
     cost of a pass through the reference for each update.
 
     The gradient of ``kl`` is 0 in expectation, so in the loss it holds nothing back."""
     loss_agg_mode: str = "token-mean"
+    """How token losses become one number: ``token-mean`` over all sampled tokens of the mini-batch;
+    ``seq-mean-token-sum`` and ``seq-mean-token-mean``: sum or mean within a trajectory, then mean over trajectories;
+    ``seq-mean-token-sum-norm``: sum within a trajectory over ``loss_norm_constant``, then mean."""
     loss_norm_constant: float | None = None
     """Divisor of a trajectory's token sum in ``seq-mean-token-sum-norm``; None means ``data.max_response_length``."""
     ulysses_sequence_parallel_size: int = 1
@@ -336,7 +349,9 @@ class EvalSamplingConfig:
     temperature: float = 1.0
     """0 means greedy."""
     top_p: float = 1.0
+    """As ``rollout.top_p``, which an evaluation may lower."""
     top_k: int = -1
+    """As ``rollout.top_k``, which an evaluation may set."""
 
     def __post_init__(self) -> None:
         _at_least("rollout.val_kwargs.n", self.n, 1)
@@ -353,8 +368,11 @@ class RolloutConfig:
     n: int = 1
     """Trajectories per item in a training step (the group)."""
     temperature: float = 1.0
+    """Divisor of the logits, above 0 in training; 0 means greedy in an evaluation."""
     top_p: float = 1.0
+    """Sample from the likeliest tokens that make up this share of probability; 1 in training."""
     top_k: int = -1
+    """Sample from so many likeliest tokens; -1 for no cut, as in training."""
     max_tokens: int = 512
     """Tokens of one assistant turn."""
     max_model_len: int = 32768
@@ -453,6 +471,7 @@ class CriticConfig:
     cliprange_value: float | None = 0.5
     """How far a step may move a value from where it was, as far as the loss sees; None does not clip."""
     loss_agg_mode: str = "token-mean"
+    """As ``actor_rollout_ref.actor.loss_agg_mode``."""
 
     def __post_init__(self) -> None:
         for name in ("ppo_mini_batch_size", "ppo_micro_batch_size_per_gpu", "ppo_max_token_len_per_gpu", "ppo_epochs"):
@@ -534,6 +553,7 @@ class FilterGroupsConfig:
     result teach nothing, so they are left out and others are sampled in their place."""
 
     enable: bool = False
+    """Sample others in place of such groups."""
     metric: str = "score"
     """What must differ within a group: ``score`` (or ``seq_reward``), or ``success`` (or ``acc``)."""
     max_num_gen_batches: int = 10
@@ -573,6 +593,7 @@ class AlgorithmConfig:
     lam: float = 1.0
     """Lambda of ``gae``, per sampled token."""
     norm_adv_by_std_in_grpo: bool = True
+    """``grpo`` divides by the standard deviation of the group's scores; False leaves that out, as Dr. GRPO does."""
     gigpo: GiGPOConfig = field(default_factory=GiGPOConfig)
     filter_groups: FilterGroupsConfig = field(default_factory=FilterGroupsConfig)
     rollout_is: bool = False
@@ -688,13 +709,17 @@ class TrainerConfig:
     """The run: length, devices, logs, checkpoints."""
 
     total_epochs: int = 1
+    """Passes over the training data, unless ``total_training_steps`` is given."""
     total_training_steps: int | None = None
     """Training steps; None means ``total_epochs`` x batches of an epoch."""
     project_name: str = "agentgym-rl"
+    """The project under which trackers list the run."""
     experiment_name: str = "default"
+    """The run's name there."""
     logger: list[str] = field(default_factory=lambda: ["console", "jsonl", "tensorboard"])
     """Where metrics go: any of ``console``, ``jsonl``, ``tensorboard``, ``wandb``, ``mlflow``."""
     nnodes: int = 1
+    """Machines that take part."""
     n_gpus_per_node: int = 1
     """Workers per node: one per GPU, or one per process on a CPU."""
     device: str = "auto"
@@ -708,6 +733,7 @@ class TrainerConfig:
     test_freq: int = -1
     """Validate every so many steps; -1 never."""
     val_before_train: bool = False
+    """Validate once before the first step."""
     resume_mode: str = "auto"
     """``auto`` (from the latest checkpoint in ``default_local_dir``, if any), ``disable``, or ``resume_path``."""
     resume_from_path: str | None = None
@@ -731,6 +757,7 @@ class TrainerConfig:
     advantages, and what else the step computes (log-probs, values); ``all``: log-probs and entropies in any case, at
     the cost of two passes."""
     seed: int = 0
+    """Seed of random numbers; the order of the data has its own, ``data.seed``."""
     num_threads: int | None = None
     """Threads of torch per worker; None shares the machine's cores out among its workers."""
     dry_run: bool = False
@@ -916,12 +943,15 @@ class GenerationDataConfig:
     """Items: a file, or a folder with ``<task>_test.json`` and one file per category. With several tasks, a list of one
     of these for each task in turn, or one file whose ids name their tasks."""
     max_prompt_length: int = 1024
+    """Tokens of the task-description prompt of the first turn; a longer one is an error."""
     max_response_length: int = 8192
+    """All tokens after that prompt, observations included."""
     n_samples: int = 1
     """Trajectories per item: the k of Avg@k and Pass@k."""
     batch_size: int = 32
     """Items in flight at once, over all workers; no effect on the result."""
     seed: int = 0
+    """Seed of sampling."""
 
     def __post_init__(self) -> None:
         for name in ("max_prompt_length", "max_response_length", "n_samples", "batch_size"):
@@ -941,10 +971,15 @@ class GenerationAgentGymConfig(AgentGymConfig):
 @dataclass
 class GenerationTrainerConfig:
     nnodes: int = 1
+    """Machines that take part."""
     n_gpus_per_node: int = 1
+    """Workers per node: one per GPU, or one per process on a CPU."""
     device: str = "auto"
+    """``cuda``, ``cpu``, or ``auto`` (cuda where there is one)."""
     worker_group: str = "ray"
+    """``ray``, or ``local``: everything in the driver's process, for debugging on one device."""
     num_threads: int | None = None
+    """Threads of torch per worker; None shares the machine's cores out among its workers."""
     dry_run: bool = False
     """Check what can be checked without the model's weights and a server, print the plan, and end."""
 
@@ -1003,6 +1038,7 @@ class SFTDataConfig:
     shuffle: bool = True
     """Shuffle the rows anew each epoch, by ``seed``."""
     seed: int = 0
+    """Seed of the order of conversations."""
 
     def __post_init__(self) -> None:
         _at_least("data.train_batch_size", self.train_batch_size, 1)
@@ -1025,6 +1061,7 @@ class ValidationAgentGymConfig(GenerationAgentGymConfig):
 @dataclass
 class SFTTrainerConfig:
     total_epochs: int = 1
+    """Passes over the training data, unless ``total_training_steps`` is given."""
     total_training_steps: int | None = None
     """Optimizer steps; None means ``total_epochs`` x batches of an epoch."""
     max_time_s: float | None = None
@@ -1040,6 +1077,7 @@ class SFTTrainerConfig:
     test_freq: int = -1
     """Validate by rollouts every so many steps, and at the end; -1 never."""
     val_before_train: bool = False
+    """Validate once before the first step."""
     resume_mode: str = "auto"
     """``auto`` (from the latest checkpoint in ``default_local_dir``, if any), ``disable``, or ``resume_path``."""
     resume_from_path: str | None = None
@@ -1049,16 +1087,25 @@ class SFTTrainerConfig:
     async_save: bool = True
     """Write checkpoints while training goes on, from a copy in host memory as large as they are; False waits."""
     project_name: str = "agentgym-rl"
+    """The project under which trackers list the run."""
     experiment_name: str = "sft"
+    """The run's name there."""
     logger: list[str] = field(default_factory=lambda: ["console", "jsonl"])
+    """Where metrics go: any of ``console``, ``jsonl``, ``tensorboard``, ``wandb``, ``mlflow``."""
     log_freq: int = 10
     """Print metrics every so many steps."""
     nnodes: int = 1
+    """Machines that take part."""
     n_gpus_per_node: int = 1
+    """Workers per node: one per GPU, or one per process on a CPU."""
     device: str = "auto"
+    """``cuda``, ``cpu``, or ``auto`` (cuda where there is one)."""
     worker_group: str = "ray"
+    """``ray``, or ``local``: everything in the driver's process, for debugging on one device."""
     seed: int = 0
+    """Seed of random numbers; the order of the data has its own, ``data.seed``."""
     num_threads: int | None = None
+    """Threads of torch per worker; None shares the machine's cores out among its workers."""
 
     def __post_init__(self) -> None:
         _check_workers(self)
@@ -1219,6 +1266,7 @@ class AgentEvolDataConfig:
     max_response_length: int = 8192
     """As in ``main_generation``."""
     seed: int = 0
+    """Seed of the order of items."""
 
     def __post_init__(self) -> None:
         for name in ("train_batch_size", "gen_batch_size", "max_prompt_length", "max_response_length"):
