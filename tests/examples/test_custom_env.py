@@ -86,6 +86,10 @@ def test_every_command_of_the_tutorial_runs_and_trains(environ: dict[str, str], 
     evaluated = read_trajectories(tmp_path / "eval").trajectories
     assert len(trained_on) == 96 and len(evaluated) == 36
     assert not any(trajectory.masked for trajectory in (*trained_on, *evaluated))
+    exported = (tmp_path / "episode.html").read_text(encoding="utf-8")
+    data = json.loads(exported.partition('id="data">')[2].partition("</script>")[0])
+    assert len(data["panel"]["frames"]) == len(trained_on[0].turns) + 1
+    assert data["panel"]["frames"][0][0]["title"] == "Lamps"
 
 
 def test_the_package_passes_its_own_tests(environ: dict[str, str]) -> None:

@@ -18,4 +18,5 @@ SPEC = EnvSpec(
     data_version=lambda: f"lights-out {version('lights-out')}",
     runs_inline=True,
     expert=lambda environment: environment.solution(),
+    panel="lights_out.panel:panel",
 )

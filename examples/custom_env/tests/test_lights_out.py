@@ -1,8 +1,11 @@
 import pytest
 from lights_out import SPEC
 from lights_out.environment import MAX_PRESSES, PUZZLES, Lights
+from lights_out.panel import panel
 
 from agentgym_rl.envs.base import InvalidCall
+from agentgym_rl.types import Item, Message, Role, StopReason
+from agentgym_rl.viewer.episodes import text_turn, untokenized
 
 
 def test_pressing_a_lamp_switches_it_and_its_neighbours() -> None:
@@ -36,3 +39,16 @@ def test_twelve_presses_end_an_episode_and_what_is_no_press_does_not_count() -> 
 def test_an_item_outside_the_data_is_refused(item: int) -> None:
     with pytest.raises(InvalidCall, match=r"0\.\.510"):
         Lights().reset(item)
+
+
+def test_the_panel_draws_the_lamps_as_they_were_after_each_turn() -> None:
+    lights = Lights()
+    opening = lights.reset(0).observation
+    presses = ["press D4", "press A1"]
+    turns = [text_turn(press, lights.step(press).observation, 0.0, done=False, times=(0.0, 0.0)) for press in presses]
+    messages = [Message(Role.USER, opening), *(Message(Role.ASSISTANT, press) for press in presses)]
+    episode = untokenized(
+        item=Item("lights", 0), messages=messages, turns=turns, success=True, stop_reason=StopReason.DONE
+    )
+    shown = [{thing.label for thing in grid.things if thing.colour == "yellow"} for (grid,) in panel(episode).frames]
+    assert shown == [{"A1", "B1", "A2"}, {"A1", "B1", "A2"}, set()]
