@@ -1,9 +1,11 @@
 """What the learner costs, as ratios within one run: name, measured, wanted; fails where one is missed.
 
-``python scripts/bench/train.py [--only packing logits small outside advantages] [--trl-python PYTHON]``
+``python scripts/bench/train.py [--only packing sharing logits small outside advantages] [--trl-python PYTHON]``
 
 * ``packing``: long-tailed lengths (median 500, at most 8,000) packed, against rows padded to the longest: tokens per
   second, after checking that the gradients are the same.
+* ``sharing``: groups of eight whose prompt is 40% of each trajectory, with what they have in common computed once and
+  with whole sequences: tokens per second, after checking that the gradients are the same.
 * ``logits``: log-probs of 8,000 tokens over 50,000 words in chunks, against all logits at once: peak memory above what
   the process held before (each in a process of its own), and time.
 * ``small``: a whole training step on the letters (`letters`) against a plain PyTorch loop (`plain_loop`), step by step
@@ -105,14 +107,18 @@ def packing() -> Iterable[Row]:
     packed_s, packed = timed(lambda: gradients(PolicyModule(model), lambda module: module(batch)[0].sum()))
     model.set_attn_implementation("sdpa")
     padded_s, padded = timed(lambda: padded_gradients(model, batch))
-    for name, gradient in packed.items():
-        scale = float(padded[name].abs().max()) + 1e-6
-        assert float((gradient - padded[name]).abs().max()) < 1e-3 * scale, name
+    assert_same_gradients(packed, padded)
     print(
         f"lengths: {sorted(lengths)}: {batch.num_tokens} tokens, {NUM_SEQUENCES * max(lengths)} padded; same gradients"
     )
     print(f"packed {batch.num_tokens / packed_s:.0f} tokens/s, padded {batch.num_tokens / padded_s:.0f} tokens/s")
     yield Row("packed over padded training, tokens/s", padded_s / packed_s, 2.5, at_least=True)
+
+
+def assert_same_gradients(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    for name, gradient in one.items():
+        scale = float(other[name].abs().max()) + 1e-6
+        assert float((gradient - other[name]).abs().max()) < 1e-3 * scale, name
 
 
 def long_tail(count: int) -> list[int]:
@@ -122,12 +128,12 @@ def long_tail(count: int) -> list[int]:
     return [*(min(int(length), LONGEST) for length in (MEDIAN * normal.exp()).tolist()), LONGEST]
 
 
-def small_model(*, vocab_size: int) -> Qwen2ForCausalLM:
+def small_model(*, vocab_size: int, hidden_size: int = 64) -> Qwen2ForCausalLM:
     torch.manual_seed(0)
     config = Qwen2Config(
         vocab_size=vocab_size,
-        hidden_size=64,
-        intermediate_size=160,
+        hidden_size=hidden_size,
+        intermediate_size=hidden_size * 5 // 2,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
@@ -184,6 +190,33 @@ def timed(function: Callable[[], dict[str, torch.Tensor]]) -> tuple[float, dict[
     start = time.perf_counter()
     result = function()
     return time.perf_counter() - start, result
+
+
+# ------------------------------------------------------------------------------------------------------------- sharing
+
+SHARED_GROUPS, PROMPT, OWN_TOKENS = 4, 400, (500, 540, 580, 600, 620, 640, 680, 720)
+
+
+def sharing() -> Iterable[Row]:
+    """Groups with a common prompt, which is computed once or for each member."""
+    lengths = [PROMPT + own for _ in range(SHARED_GROUPS) for own in OWN_TOKENS]
+    batch = random_batch(lengths, vocab_size=260)
+    for first in range(0, len(lengths), len(OWN_TOKENS)):
+        for member in range(first, first + len(OWN_TOKENS)):
+            start, prompt = batch.offsets_B1[member], batch.offsets_B1[first]
+            batch.input_ids_T[start : start + PROMPT] = batch.input_ids_T[prompt : prompt + PROMPT]
+            batch.group_ids_B[member] = first
+    # Attention is not spared, and is most of the work of a model much smaller than this one.
+    module = PolicyModule(small_model(vocab_size=260, hidden_size=256))
+    runs: dict[bool, list[tuple[float, dict[str, torch.Tensor]]]] = {True: [], False: []}
+    for _ in range(3):
+        for shares, results in runs.items():
+            module.shares_prefixes = shares
+            results.append(timed(lambda: gradients(module, lambda module: module(batch)[0].sum())))
+    assert_same_gradients(runs[True][0][1], runs[False][0][1])
+    shared_s, whole_s = (min(seconds for seconds, _ in results) for results in runs.values())
+    print(f"{batch.num_tokens / shared_s:.0f} tokens/s with prompts shared, {batch.num_tokens / whole_s:.0f} without")
+    yield Row("prompts of groups computed once over each time, tokens/s", whole_s / shared_s, 1.2, at_least=True)
 
 
 # -------------------------------------------------------------------------------------------------------------- logits
@@ -471,7 +504,7 @@ def advantages() -> int:
 
 
 def main() -> int:
-    names = ["packing", "logits", "small", "outside", "advantages"]
+    names = ["packing", "sharing", "logits", "small", "outside", "advantages"]
     parser = argparse.ArgumentParser(description="Ratios of the learner's cost")
     parser.add_argument("--only", nargs="+", choices=names, default=names)
     parser.add_argument("--trl-python", help="an interpreter that has TRL")
@@ -481,7 +514,13 @@ def main() -> int:
     if arguments.logits:
         print(json.dumps(measure_logits(arguments.logits)))
         return 0
-    benches = {"packing": packing, "logits": logits, "small": lambda: small(arguments.trl_python), "outside": outside}
+    benches = {
+        "packing": packing,
+        "sharing": sharing,
+        "logits": logits,
+        "small": lambda: small(arguments.trl_python),
+        "outside": outside,
+    }
     rows = [row for name in arguments.only if name in benches for row in benches[name]()]
     failed = advantages() if "advantages" in arguments.only else 0
     for row in rows:
