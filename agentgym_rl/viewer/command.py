@@ -7,6 +7,7 @@ import os
 import secrets
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from agentgym_rl.client.addresses import TOKEN_VARIABLE
 from agentgym_rl.envs.commands import port
@@ -45,7 +46,7 @@ def _view(options: argparse.Namespace) -> None:
     play = PlaySettings(parse_servers(options.env), parse_models(options.model), options.save_to)
     app = build_app(Library(options.path), access=access, play=play)
     listener = bind(options.host, options.port)
-    query = f"/?token={access.token}" if access.token else ""
+    query = f"/?token={quote(access.token)}" if access.token else ""
     Server(app, on_ready=lambda: print(f"viewing {options.path} on {url_of(listener)}{query}", flush=True)).run(
         sockets=[listener]
     )

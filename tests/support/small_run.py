@@ -16,7 +16,7 @@ from verl.agent_trainer.main_ppo import train
 from verl.config import PPOConfig
 
 
-def train_small_run(folder: Path) -> Path:
+def train_small_run(folder: Path, *overrides: str) -> Path:
     """Two steps of `main_ppo` on TextCraft with a random model, in this process; returns the run's folder."""
     tokenizer = make_tokenizer()
     tiny_qwen2(vocab_size=len(tokenizer)).save_pretrained(folder / "model")
@@ -43,6 +43,7 @@ def train_small_run(folder: Path) -> Path:
                 ),
                 *("trainer.total_training_steps=2", "trainer.token_values=all"),
                 f"trainer.default_local_dir={folder / 'run'}",
+                *overrides,
             ],
             train,
             PPOConfig,
