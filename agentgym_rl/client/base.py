@@ -72,6 +72,8 @@ class EnvClient:
         self.viewer_state: Any = None
         """What the latest answer told beyond the observation, as plain JSON: the collector keeps it with the trajectory
         for the viewer's panel, and the agent never sees it. None where there is nothing."""
+        self.on_reset: Callable[[bool], None] | None = None
+        """Told after each reset whether the server made it."""
         self._item: int | None = None
         self._step = 0
         self._closed = False
@@ -193,8 +195,14 @@ class EnvClient:
         return StepOutput(text, self.info["reward"] if self.reward_is_cumulative else 0.0, False)
 
     def _post(self, path: str, fields: dict[str, Any]) -> Any:
-        fields = {self.handle_field: self._handle, **fields}
-        return self._content(self._guarded(lambda: self._connection.post(path, fields)), path)
+        fields, succeeds = {self.handle_field: self._handle, **fields}, False
+        try:
+            content = self._content(self._guarded(lambda: self._connection.post(path, fields)), path)
+            succeeds = True
+        finally:
+            if path == "reset" and self.on_reset is not None:
+                self.on_reset(succeeds)
+        return content
 
     def _guarded(self, call: Callable[[], Reply]) -> Reply:
         """Run a call; its error says for which item and step it was made."""

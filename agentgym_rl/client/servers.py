@@ -1,12 +1,13 @@
 """Several servers of one environment, as one worker process sees them.
 
 A new session goes to the server with the fewest of this process's live sessions for its capacity, after one question
-whether it is there and has a place. One that does not answer, or gives no session, is left out for a while: with no
-sessions it would be first in turn for every new one.
+whether it is there and has a place. One that does not answer, gives no session, or fails one reset after the other is
+left out for a while: with no sessions it would be first in turn for every new one.
 """
 
 from __future__ import annotations
 
+import functools
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -24,6 +25,9 @@ _PROBE_TIMEOUT_S = 5.0
 _PROBE_CONNECT_S = 2.0
 _REST_S = 2.0
 """How long a server that did not answer is left alone."""
+_FAILED_RESETS = 3
+"""So many in a row, and a server is left alone as well: twice as long after each further one."""
+_LONGEST_REST_S = 60.0
 
 
 def client_factory(
@@ -68,8 +72,21 @@ class _Server:
     opening: int = 0
     """Sessions that are being created."""
     rests_until: float = 0.0
-    """Clock time before which a server that did not answer is left out."""
+    """Clock time before which a server that did not answer, or fails its resets, is left out."""
+    failed_resets: int = 0
+    """Since the last one that succeeded; while it is left alone, only that of the session that tries it counts."""
+    is_tried: bool = False
+    """True while a session finds out whether a server that was left alone is sound again."""
     clients: weakref.WeakSet[EnvClient] = field(default_factory=weakref.WeakSet)
+
+    @property
+    def is_sound(self) -> bool:
+        """True unless it is down or fails its resets."""
+        return self.health.is_up and self.failed_resets < _FAILED_RESETS
+
+    def rest_s(self) -> float:
+        """How long it is left alone once it is not sound."""
+        return min(_REST_S * 2.0 ** min(max(0, self.failed_resets - _FAILED_RESETS), 16), _LONGEST_REST_S)
 
     def live_sessions(self) -> int:
         """This process's sessions: a client that is closed or gone has none."""
@@ -98,12 +115,14 @@ class Servers:
         """``connect(address)`` of a server that is up and has a place.
 
         When none has, ``connect`` is left to wait for one that is up; when none is up, it says in its own words what is
-        wrong with the first one. An error of ``connect`` travels up, and the next sessions go to others.
+        wrong with the first one. An error of ``connect`` travels up, and the next sessions go to others. So they do
+        after several resets in a row that failed: a server may give sessions and lack the data that they need.
         """
         self._survey_once()
         server, opened = self._choose(), weakref.WeakSet[EnvClient]()
         try:
             client = connect(server.address)
+            client.on_reset = functools.partial(self._note_reset, server)
             opened.add(client)
         except EnvError:
             with self._lock:
@@ -149,19 +168,20 @@ class Servers:
         """The least loaded of the servers that may be asked now; one that rested goes to the first who comes."""
         with self._lock:
             now = self._clock()
-            allowed = [s for s in self._servers if s not in passed_over and (s.health.is_up or s.rests_until <= now)]
+            allowed = [s for s in self._servers if s not in passed_over and (s.is_sound or s.rests_until <= now)]
             if not allowed:
                 return None
             server = min(allowed, key=self._load)
             server.opening += 1
-            server.rests_until = now + _REST_S
+            server.rests_until, server.is_tried = now + server.rest_s(), not server.is_sound
             return server
 
     def _reserve_anyway(self) -> _Server:
-        """A server to wait for: the least loaded that is up, else the first."""
+        """A server to wait for: the least loaded that is sound, else that is up, else the first."""
         with self._lock:
             up = [server for server in self._servers if server.health.is_up]
-            server = min(up, key=self._load) if up else self._servers[0]
+            choice = [server for server in up if server.is_sound] or up
+            server = min(choice, key=self._load) if choice else self._servers[0]
             server.opening += 1
             return server
 
@@ -171,13 +191,21 @@ class Servers:
         weight = server.health.capacity if None not in capacities else None
         return (server.live_sessions() + 1) / (weight or 1)
 
+    def _note_reset(self, server: _Server, succeeded: bool) -> None:
+        with self._lock:
+            if succeeded:
+                server.failed_resets, server.is_tried = 0, False
+            elif server.is_sound or server.is_tried:
+                server.failed_resets, server.is_tried = server.failed_resets + 1, False
+                server.rests_until = self._clock() + server.rest_s()
+
     def _note(self, server: _Server, health: Health) -> None:
         """Keep what a server said; of one that does not answer, the capacity it had is kept."""
         if health.is_up:
             server.health = health
         else:
             server.health = Health(is_up=False, capacity=server.health.capacity)
-            server.rests_until = self._clock() + _REST_S
+            server.rests_until = self._clock() + server.rest_s()
 
 
 def ask_health(address: str) -> Health:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import pytest
 import requests
-from support.environments import ScriptedClient, scripted_spec
+from support.environments import Script, ScriptedClient, scripted_spec
 from support.faults import http_answer, raw_server
 from support.servers import serve
 
@@ -29,6 +29,7 @@ class Session:
 
     def __init__(self, address: str) -> None:
         self.address, self.is_closed = address, False
+        self.on_reset: Callable[[bool], None] = lambda succeeded: None
 
 
 class World:
@@ -165,6 +166,54 @@ def test_a_server_that_is_up_and_gives_no_session_is_left_out_although_it_has_th
     assert addresses_of(world.open(1)) == {A: 1}
 
 
+def test_a_server_that_fails_every_reset_is_left_out_longer_and_longer_until_one_succeeds() -> None:
+    world = World(A, B)
+    for _ in range(3):
+        (session,) = world.open()
+        assert session.address == A  # it has the fewest sessions each time
+        session.on_reset(False)
+        session.is_closed = True
+    assert addresses_of(world.open(6)) == {B: 6}
+    for rest_s in (2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0):
+        world.now += rest_s
+        tried = world.open(3)
+        assert addresses_of(tried) == {A: 1, B: 2}  # one session finds out for all
+        failing = next(session for session in tried if session.address == A)
+        failing.on_reset(False)
+        failing.is_closed = True
+    world.now += 60.0
+    (mended,) = world.open()
+    mended.on_reset(True)
+    assert addresses_of(world.open(4)) == {A: 4}
+
+
+def test_many_sessions_that_fail_at_once_let_a_server_rest_no_longer_than_one_would() -> None:
+    world = World(A, B)
+    for session in world.open(64):
+        if session.address == A:
+            session.on_reset(False)
+        session.is_closed = True
+    assert addresses_of(world.open(2)) == {B: 2}
+    world.now = 2.0
+    assert addresses_of(world.open(1)) == {A: 1}
+
+
+def test_single_failed_resets_say_nothing_of_a_server() -> None:
+    world = World(A, B)
+    for session in world.open(8):
+        session.on_reset(False)
+        session.on_reset(True)
+    assert addresses_of(world.open(4)) == {A: 2, B: 2}
+
+
+def test_when_all_servers_fail_their_resets_sessions_are_still_opened() -> None:
+    world = World(A, B)
+    for session in world.open(2):
+        for _ in range(3):
+            session.on_reset(False)
+    assert addresses_of(world.open(4)) == {A: 2, B: 2}
+
+
 def test_while_one_thread_asks_whether_a_server_is_back_no_other_waits_for_its_answer() -> None:
     world = World(A, B, a=Health(is_up=False))
     world.open(1)
@@ -244,6 +293,17 @@ def test_a_server_that_comes_back_is_used_again() -> None:
             assert open_one() == kept
             now[0] = 10.0
             assert open_one() == lost
+
+
+def test_trajectories_reach_the_sound_server_beside_one_that_fails_every_reset() -> None:
+    broken = Script(fails_at=dict.fromkeys(range(100), 0))
+    with serve(build_app(scripted_spec(broken))) as bad, serve(build_app(scripted_spec())) as good:
+        make_client, reset = client_factory(ScriptedClient, [bad, good]), []
+        for item in range(12):
+            with make_client() as client, suppress(EnvServerError):
+                client.reset(item)
+                reset.append(client.env_server_base)
+        assert broken.faults == 3 and reset == [good] * 9
 
 
 @pytest.mark.parametrize(
