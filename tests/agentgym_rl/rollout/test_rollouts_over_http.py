@@ -17,6 +17,7 @@ from agentgym_rl.agent.chat import ChatTemplate
 from agentgym_rl.envs.server import build_app
 from agentgym_rl.errors import TooManyFailures
 from agentgym_rl.rollout.collector import RolloutRequest, check_failures, collect
+from agentgym_rl.rollout.log import TrajectoryLog, read_trajectories
 from agentgym_rl.rollout.statistics import rollout_metrics
 from agentgym_rl.types import Item, StopReason
 
@@ -101,6 +102,33 @@ def test_a_cumulative_score_is_paid_in_differences(chat):
     assert [turn.reward for turn in trajectory.turns] == pytest.approx([0.2, 0.3, 0.5])
     assert trajectory.score == 1.0
     assert float(trajectory.token_rewards.sum()) == pytest.approx(1.0)
+
+
+class TellingClient(ScriptedClient):
+    """Tells a viewer what the agent is not told."""
+
+    def _read_reset(self, content):
+        self.viewer_state = None
+        return super()._read_reset(content)
+
+    def _read_step(self, content):
+        self.viewer_state = {"secret": content["observation"].upper()}
+        return super()._read_step(content)
+
+
+def test_what_a_client_tells_a_viewer_is_kept_with_the_trajectory_and_never_reaches_the_agent(chat, tmp_path):
+    with serve(build_app(scripted_spec(Script(turns=2)))) as url:
+        (trajectory,) = roll_out(url, chat, [1], client=TellingClient)
+        (plain,) = roll_out(url, chat, [1])
+    seen = [turn.observation for turn in trajectory.turns]
+    assert trajectory.extra == {"states": [None, *({"secret": text.upper()} for text in seen)]}
+    assert plain.extra == {}
+    assert trajectory.messages == plain.messages
+    assert trajectory.input_ids.tolist() == plain.input_ids.tolist()
+    with TrajectoryLog(tmp_path / "0.jsonl") as log:
+        log.write(trajectory)
+    (read,) = read_trajectories(tmp_path).trajectories
+    assert read.extra == trajectory.extra
 
 
 def test_every_step_of_every_trajectory_runs_exactly_once(chat):

@@ -97,9 +97,12 @@ def test_the_client_plays_an_episode(url: str) -> None:
         assert client.available_actions() == ["<search>Wo liegt Köln?</search>", "<answer>text</answer>"]
         found = client.step("Thought: I look.\nAction: <search>Köln</search>")
         assert "am Rhein" in found.state
-        assert (found.reward, found.done) == (0.0, False)
+        assert (found.reward, found.done, client.viewer_state) == (0.0, False, None)
         right = client.step("Action: <answer>Deutschland</answer>")
         assert (right.reward, right.done) == (1.0, True)
+        assert client.viewer_state == {"golden_answers": ["am Rhein", "Deutschland"]}
+        client.reset(0)
+        assert client.viewer_state is None
         assert len(client.conversation_start) == 2
 
 

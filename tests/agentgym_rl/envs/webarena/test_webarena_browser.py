@@ -32,6 +32,7 @@ from agentgym_rl.envs.webarena.environment import WebArena
 from agentgym_rl.envs.webarena.expert import SOLUTIONS, Step, solution
 from agentgym_rl.envs.webarena.sites.server import small_sites
 from agentgym_rl.errors import EnvServerError, EnvTimeout
+from agentgym_rl.viewer.panel import is_image
 
 pytestmark = [pytest.mark.browser, pytest.mark.server]
 
@@ -311,6 +312,20 @@ def with_tasks(tmp_path: Path, *tasks: dict[str, Any], **settings: Any) -> WebAr
     environment = SPEC.with_settings(chosen).environment()
     assert isinstance(environment, WebArena)
     return environment
+
+
+def test_with_screenshots_each_answer_carries_a_picture_of_the_page(tmp_path: Path) -> None:
+    environment = with_tasks(tmp_path, {}, screenshots=True)
+    try:
+        start = environment.reset(0)
+        step = environment.step("```scroll [down]```")
+    finally:
+        environment.close()
+    wire = SPEC.wire
+    for told in (wire.was_reset(1, start), wire.stepped(step)["info"]):
+        assert is_image(told["screenshot"])
+    plain = replace(step, screenshot=None)
+    assert "screenshot" not in wire.stepped(plain)["info"]
 
 
 def page_task(url: str, locator: str, required: dict[str, Any], **more: Any) -> dict[str, Any]:

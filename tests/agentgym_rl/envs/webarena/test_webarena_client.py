@@ -98,6 +98,18 @@ def test_the_calls_of_an_episode_and_what_the_agent_sees(script: Scripted, url: 
     assert ("/observation", "env_idx=7") in script.sent
 
 
+def test_pictures_go_to_the_viewer_and_not_to_the_agent(script: Scripted, url: str) -> None:
+    script.answers["/reset"] = [RESET | {"screenshot": "data:0"}, RESET]
+    script.answers["/step"] = [STEP | {"info": {"screenshot": "data:1"}}, STEP]
+    with WebArenaClient(url) as client:
+        assert client.reset(3) == "page 0"
+        assert client.viewer_state == {"screenshot": "data:0"}
+        assert client.step("```click [1]```").state == "page 1"
+        assert client.viewer_state == {"screenshot": "data:1"}
+        client.step("```click [1]```")
+        assert client.viewer_state is None
+
+
 def test_a_truncated_episode_is_done(script: Scripted, url: str) -> None:
     script.answers["/step"] = [STEP | {"truncated": True}]
     with WebArenaClient(url) as client:
