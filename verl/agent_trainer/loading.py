@@ -140,6 +140,20 @@ def as_yaml(config: Any) -> str:
     return OmegaConf.to_yaml(OmegaConf.structured(config), resolve=True)
 
 
+def default_values(root: type, config_name: str) -> dict[str, Any]:
+    """Every full key of a config root with its value under this package's YAML file ``config_name``; ``...`` for one
+    that must be given."""
+    config = OmegaConf.structured(root)
+    for key, value in _yaml_values(CommandLine((), config_name, None, False, config_name), root, []):
+        _set(config, root, key, value)
+    missing = OmegaConf.missing_keys(config)
+    return {key: ... if key in missing else _plain(OmegaConf.select(config, key)) for key in known_keys(root)}
+
+
+def _plain(value: Any) -> Any:
+    return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
+
+
 def known_keys(root: type) -> tuple[str, ...]:
     """Every full key of a config root, branches left out."""
     return tuple(_leaves(root, ""))
@@ -258,18 +272,18 @@ def _set(config: DictConfig, root: type, key: str, value: Any) -> None:
     if isinstance(value, dict):
         for child_key, child in _walk_value(key, value):
             if child_key == key or dataclasses.is_dataclass(field_type) is False:
-                raise ConfigError(f"{key}={value!r}: must be {_type_name(field_type)}")
+                raise ConfigError(f"{key}={value!r}: must be {type_name(field_type)}")
             _set(config, root, child_key, child)
         return
     if dataclasses.is_dataclass(field_type):
         raise ConfigError(f"{key}={value!r}: is a branch with the keys {', '.join(_field_types(field_type))}")
     if value == "":
         # What `key=$VARIABLE` gives when the variable is not set; as a path it would mean the current folder.
-        raise ConfigError(f"{key}='': is empty; must be {_type_name(field_type)}")
+        raise ConfigError(f"{key}='': is empty; must be {type_name(field_type)}")
     try:
         OmegaConf.update(config, key, value)
     except OmegaConfBaseException as error:
-        raise ConfigError(f"{key}={value!r}: must be {_type_name(field_type)}") from error
+        raise ConfigError(f"{key}={value!r}: must be {type_name(field_type)}") from error
 
 
 def _type_at(root: type, key: str) -> Any:
@@ -315,13 +329,13 @@ _TYPE_NAMES: Mapping[Any, str] = {
 }
 
 
-def _type_name(field_type: Any) -> str:
+def type_name(field_type: Any) -> str:
     """A type in a user's words: ``an int``, ``a list, each a string``, ``a number or null``."""
     arguments = typing.get_args(field_type)
     if typing.get_origin(field_type) is list:
-        return f"a list, each {_type_name(arguments[0])}"
+        return f"a list, each {type_name(arguments[0])}"
     if arguments:
-        return " or ".join(map(_type_name, arguments))
+        return " or ".join(map(type_name, arguments))
     return _TYPE_NAMES.get(field_type, str(field_type))
 
 
