@@ -11,7 +11,7 @@ from typing import Any
 from agentgym_rl.data.commands import add_make_pairs
 from agentgym_rl.envs.commands import TaskParser, add_bench, add_check, add_play, add_serve
 from agentgym_rl.errors import AgentGymError
-from agentgym_rl.evaluation.commands import add_compare
+from agentgym_rl.evaluation.commands import add_compare, add_eval
 from agentgym_rl.training_command import add_train
 from agentgym_rl.viewer.command import add_view
 from agentgym_rl.viewer.export_command import add_export
@@ -69,6 +69,7 @@ _SUBCOMMANDS = (
     add_play,
     add_check,
     add_bench,
+    add_eval,
     add_compare,
     _add_demonstrate,
     add_make_pairs,

@@ -64,7 +64,7 @@ class Connection:
         """Calls sent again so far."""
         self._connect_timeout_s = connect_timeout_s
         self._max_retries = max_retries
-        self._session = _session_for(self.base_url)
+        self._session = session_for(self.base_url, environment_token(TOKEN_VARIABLE))
         self._transport = self._session.get_adapter(self.base_url)
         # Proxies and certificates of the environment, looked up once instead of with every call.
         self._settings: dict[str, Any] = dict(
@@ -244,12 +244,14 @@ def _socket_options() -> list[tuple[int, int, int]]:
     return options
 
 
-def _session_for(base_url: str) -> requests.Session:
-    """A session of one connection, without proxies where the server is on this machine."""
+def session_for(base_url: str, token: str | None) -> requests.Session:
+    """A session of one connection, without proxies where the server is on this machine.
+
+    A time-out that a request of it is given bounds the answer as a whole. ``token`` goes with every request.
+    """
     session, address = requests.Session(), urlsplit(base_url)
     session.trust_env = not _is_this_machine(address.hostname or "")
     session.mount(f"{address.scheme}://", _Adapter(pool_connections=1, pool_maxsize=1))
-    token = _token()
     if token is not None:
         session.auth = _Bearer(token)
     return session
@@ -266,11 +268,11 @@ class _Bearer(requests.auth.AuthBase):
         return request
 
 
-def _token() -> str | None:
+def environment_token(variable: str) -> str | None:
     """The token that servers ask for, from the environment; raises `ConfigError`, which does not repeat it."""
-    token = os.environ.get(TOKEN_VARIABLE, "").strip()
+    token = os.environ.get(variable, "").strip()
     if not token.isascii() or not token.isprintable() or " " in token:
-        raise ConfigError(f"{TOKEN_VARIABLE}: must be printable ASCII without spaces")
+        raise ConfigError(f"{variable}: must be printable ASCII without spaces")
     return token or None
 
 
@@ -315,11 +317,14 @@ def _cause(error: requests.RequestException) -> str:
 
 def _retry_after_s(response: requests.Response) -> float | None:
     """Seconds after which to repeat a call that the server turned away unseen; None for any other answer."""
-    if response.status_code != 503:
-        return None
-    value = response.headers.get("Retry-After", "").strip()
-    wait_s = float(value) if value.isascii() and value.isdigit() else _seconds_until(value)
+    wait_s = retry_after_s(response) if response.status_code == 503 else None
     return None if wait_s is None else max(wait_s, _FIRST_BACKOFF_S)
+
+
+def retry_after_s(response: requests.Response) -> float | None:
+    """Seconds until the time that an answer's ``Retry-After`` names, in seconds or as a date; None without one."""
+    value = response.headers.get("Retry-After", "").strip()
+    return float(value) if value.isascii() and value.isdigit() else _seconds_until(value)
 
 
 def _seconds_until(http_date: str) -> float | None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentgym_rl.evaluation.intervals import Interval, bootstrap_mean, wilson
+from agentgym_rl.evaluation.usage import Usage
 from agentgym_rl.rollout.collector import count_errors
 from agentgym_rl.rollout.log import read_trajectories
 from agentgym_rl.types import Item, StopReason, Trajectory
@@ -79,6 +80,10 @@ class Report:
     """Samples that were asked for and are not there, not even as a fault: the evaluation has not come to its end."""
     torn_files: tuple[Path, ...] = ()
     """Trajectory files whose last row was torn and left out."""
+    usage: Usage | None = None
+    """Of a hosted model: what all answers took, those of trajectories that came to nothing included."""
+    cost: float | None = None
+    """Of a hosted model whose prices were given, in their currency."""
 
     @property
     def stop_reasons(self) -> dict[StopReason, float]:
@@ -102,6 +107,8 @@ class Report:
         if self.num_missing:
             lines.append(f"not yet done: {self.num_missing} samples; these figures are of the others")
         lines += [f"{path}: its last row is torn and was left out" for path in self.torn_files]
+        if self.usage is not None:
+            lines.append(f"{self.usage}{'' if self.cost is None else f'; cost {self.cost:.4f}'}")
         return "\n".join([*lines, *DEFINITIONS])
 
 

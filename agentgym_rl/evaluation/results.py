@@ -23,6 +23,7 @@ from typing import Any
 
 from agentgym_rl.errors import ConfigError
 from agentgym_rl.evaluation.report import Report, finished_samples, make_report, one_per_sample
+from agentgym_rl.evaluation.usage import Prices, read_usage
 from agentgym_rl.rollout.handler import RolloutRequest
 from agentgym_rl.rollout.log import read_trajectories
 from agentgym_rl.types import Item, Trajectory
@@ -88,7 +89,11 @@ def report_on(folder: Path) -> Report:
     """
     requested, contents = read_requested(folder), read_trajectories(folder / TRAJECTORY_FOLDER)
     chosen = _chosen(contents.trajectories, requested)
-    return make_report(chosen, torn_files=contents.torn, num_missing=len(requested.samples) - len(chosen))
+    report = make_report(chosen, torn_files=contents.torn, num_missing=len(requested.samples) - len(chosen))
+    if not (folder / USAGE_FILE).exists():
+        return report
+    usage, prices = read_usage(folder / USAGE_FILE), _read_json(folder / SETTINGS_FILE)["runs"][-1].get("prices")
+    return dataclasses.replace(report, usage=usage, cost=usage.cost(Prices(**prices)) if prices else None)
 
 
 def read_samples(folder: Path) -> list[Trajectory]:

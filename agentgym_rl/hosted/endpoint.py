@@ -1,0 +1,186 @@
+"""One request to an OpenAI-compatible ``/chat/completions``: what is sent, and what may come back."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import requests
+
+from agentgym_rl.client.connection import CONNECT_TIMEOUT_S, retry_after_s, session_for
+from agentgym_rl.errors import ConfigError
+from agentgym_rl.types import FinishReason, Message
+
+_PASSING = (408, 409, 425, 429)
+_WRONG_INPUT = (401, 402, 403, 404)
+_NO_MONEY = ("insufficient_quota", "billing_hard_limit_reached")
+_SHOWN = 300
+
+
+@dataclass(frozen=True)
+class HostedModel:
+    """A model and how it is asked."""
+
+    api_base: str
+    """The URL that ``/chat/completions`` is under, such as ``https://api.openai.com/v1``."""
+    model: str
+    key: str | None = field(default=None, repr=False)
+    """Sent as a bearer token; None sends none."""
+    key_variable: str = ""
+    """Where the key came from, for messages."""
+    max_tokens: int = 512
+    """Of one turn, in the model's own tokens."""
+    temperature: float = 1.0
+    """0 means greedy, as far as the server has that."""
+    top_p: float = 1.0
+    sends_seed: bool = False
+    """Send a seed of each turn's own; not all servers know the field."""
+    body: Mapping[str, Any] = field(default_factory=dict)
+    """Further fields of every request; null leaves one out that would be sent."""
+    timeout_s: float = 300.0
+    """For one answer as a whole."""
+
+    def __post_init__(self) -> None:
+        if not self.api_base.startswith(("http://", "https://")):
+            raise ConfigError(f"--api-base {self.api_base!r}: must be a URL such as https://api.openai.com/v1")
+        for name, value, least in (("max-tokens", self.max_tokens, 1), ("temperature", self.temperature, 0)):
+            if not value >= least:
+                raise ConfigError(f"--{name} {value!r}: must be at least {least}")
+        if not 0 < self.top_p <= 1:
+            raise ConfigError(f"--top-p {self.top_p!r}: must be in (0, 1]")
+        if self.timeout_s <= 0:
+            raise ConfigError(f"--request-timeout {self.timeout_s!r}: must be above 0 seconds")
+
+    @property
+    def url(self) -> str:
+        return f"{self.api_base.rstrip('/')}/chat/completions"
+
+    def request(self, messages: Sequence[Message], seed: int | None) -> dict[str, Any]:
+        """The body of a request for the next message."""
+        fields: dict[str, Any] = {
+            "model": self.model,
+            "messages": [{"role": str(message.role), "content": message.content} for message in messages],
+            "max_tokens": self.max_tokens,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            **({"seed": seed % 2**31} if self.sends_seed and seed is not None else {}),
+            **self.body,
+        }
+        return {name: value for name, value in fields.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the model wrote, and what it cost."""
+
+    text: str
+    finish_reason: FinishReason
+    prompt_tokens: int
+    cached_tokens: int
+    """Of the prompt's."""
+    completion_tokens: int
+    """What the model thought unseen included, where the server counts it."""
+    model: str
+    """As the server calls it, usually with its date."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """No answer."""
+
+    message: str
+    may_pass: bool
+    """True when the same request may be answered later."""
+    wait_s: float | None = None
+    """What the server asks to wait before anything is sent again."""
+
+
+class Endpoint:
+    """Sends requests, from any number of threads."""
+
+    def __init__(self, model: HostedModel) -> None:
+        self.model = model
+        self._own = threading.local()
+        self._sessions: list[requests.Session] = []
+        self._lock = threading.Lock()
+
+    def ask(self, body: Mapping[str, Any]) -> Answer | Refusal:
+        """Send one request, once. Raises `ConfigError` when no request can be answered: a wrong key, model or URL."""
+        what = f"{self.model.model} at {self.model.url}"
+        began = time.monotonic()
+        try:
+            response = self._session().post(
+                self.model.url,
+                data=json.dumps(body).encode(),
+                headers={"Content-Type": "application/json"},
+                timeout=(min(CONNECT_TIMEOUT_S, self.model.timeout_s), self.model.timeout_s),
+                allow_redirects=False,
+            )
+        except requests.RequestException as error:
+            after = f"after {time.monotonic() - began:.1f} s: {type(error).__name__}: {error}"
+            return Refusal(f"{what}: no answer {after}", may_pass=True)
+        if response.status_code != 200:
+            return self._refusal(what, response)
+        try:
+            return _read(json.loads(response.content))
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            problem = f"{type(error).__name__}: {error}"
+            return Refusal(f"{what}: not of the form of an answer ({problem}): {_shown(response)}", may_pass=True)
+
+    def close(self) -> None:
+        """Close all connections."""
+        with self._lock:
+            for session in self._sessions:
+                session.close()
+
+    def _session(self) -> requests.Session:
+        if not hasattr(self._own, "session"):
+            self._own.session = session_for(self.model.api_base, self.model.key)
+            with self._lock:
+                self._sessions.append(self._own.session)
+        session: requests.Session = self._own.session
+        return session
+
+    def _refusal(self, what: str, response: requests.Response) -> Refusal:
+        status = response.status_code
+        message = f"{what}: HTTP {status}: {_shown(response)}"
+        if status in _WRONG_INPUT or any(code in response.text for code in _NO_MONEY):
+            key = (
+                f"the key is taken from {self.model.key_variable}"
+                if self.model.key
+                else "no key was sent; --api-key-env names the variable that holds it"
+            )
+            raise ConfigError(f"{message} ({key})")
+        return Refusal(message, may_pass=status in _PASSING or status >= 500, wait_s=retry_after_s(response))
+
+    def _about_the_key(self) -> str:
+        if self.model.key is None:
+            return "no key was sent; --api-key-env names the variable that holds it"
+        return f"the key is taken from {self.model.key_variable}"
+
+
+def _read(content: Any) -> Answer:
+    choice, usage = content["choices"][0], content.get("usage") or {}
+    text = choice["message"].get("content") or ""
+    if isinstance(text, list):
+        text = "".join(part.get("text", "") for part in text)
+    if not isinstance(text, str):
+        raise TypeError(f"content is {type(text).__name__}, must be a string")
+    details = usage.get("prompt_tokens_details") or {}
+    return Answer(
+        text=text,
+        finish_reason=FinishReason.LENGTH if choice.get("finish_reason") == "length" else FinishReason.STOP,
+        prompt_tokens=int(usage.get("prompt_tokens") or 0),
+        cached_tokens=int(details.get("cached_tokens") or 0),
+        completion_tokens=int(usage.get("completion_tokens") or 0),
+        model=str(content.get("model", "")),
+    )
+
+
+def _shown(response: requests.Response) -> str:
+    text = " ".join(response.text.split())
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
