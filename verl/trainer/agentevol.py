@@ -292,8 +292,8 @@ def _passes(trajectory: Trajectory, threshold: float | None) -> bool:
 
 def _rank(trajectory: Trajectory) -> tuple[Any, ...]:
     """Items in order of their ids, the best first within each."""
-    item, sample = trajectory.item, trajectory.sample_index
-    return item.task, item.index, -trajectory.score, len(trajectory.turns), trajectory.num_sampled_tokens, sample
+    item, length = trajectory.item, (len(trajectory.turns), trajectory.num_sampled_tokens)
+    return item.task, item.index, item.game, -trajectory.score, *length, trajectory.sample_index
 
 
 def iteration_table(summaries: Sequence[Summary]) -> str:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from support.rollouts import ScriptedEngine, frameless_chat, make_settings
 
 from agentgym_rl.agent.strategies import conversation_start
 from agentgym_rl.client.base import EnvClient
 from agentgym_rl.client.check import check_server
+from agentgym_rl.data.items import load_items
 from agentgym_rl.envs.agentgym_clients.games import (
     AlfWorldClient,
     MazeClient,
@@ -31,6 +35,9 @@ from agentgym_rl.envs.agentgym_clients.tools import (
 )
 from agentgym_rl.envs.registry import get_spec, known_tasks
 from agentgym_rl.errors import ConfigError, EnvProtocolError, EnvServerError
+from agentgym_rl.rollout.collector import collect
+from agentgym_rl.rollout.handler import RolloutRequest
+from agentgym_rl.rollout.log import TrajectoryLog, read_trajectories
 
 TOOLS = (WeatherClient, MovieClient, AcademiaClient, TodoClient, SheetClient)
 CLIENTS = (WebShopClient, AlfWorldClient, MazeClient, WordleClient, SqlGymClient, *TOOLS)
@@ -139,6 +146,33 @@ def test_alfworld(game: int | str) -> None:
         assert (won.state, won.reward, won.done) == ("You win.", 1.0, True)
     assert script.sent("/reset") == [{"id": 4, "game": game, "world_type": "Text"}]
     assert script.sent("/step")[0] == {"id": 4, "action": "go to desk 1"}
+
+
+def test_items_that_are_paths_of_games_go_from_their_file_to_the_server_into_the_log_and_back(tmp_path: Path) -> None:
+    games = [f"json_2.1.1/train/pick_and_place_simple-Mug-None-Desk-{n}/trial_T2019_{n}" for n in (308, 309)]
+    (tmp_path / "alfworld_train.json").write_text(json.dumps([{"item_id": game} for game in games]))
+    items = load_items(tmp_path / "alfworld_train.json", "alfworld")
+    won = {"observation": "You win.", "reward": 1, "available_actions": [], "done": True}
+    start = {"id": 4, "observation": "A room.", "available_actions": ["look"], "task_type": "look"}
+    script = Script({"/create": {"id": 4}, "/reset": start, "/step": [won, dict(won)]})
+    chat = frameless_chat()
+    with serving(script) as url:
+        trajectories = asyncio.run(
+            collect(
+                [RolloutRequest(item, item.item_id, 0) for item in items],
+                ScriptedEngine(chat, lambda turn: "Action: look"),
+                make_client=lambda: AlfWorldClient(url),
+                chat=chat,
+                settings=make_settings(),
+            )
+        )
+    assert sorted(fields["game"] for fields in script.sent("/reset")) == games
+    with TrajectoryLog(tmp_path / "0.jsonl") as log:
+        for trajectory in trajectories:
+            log.write(trajectory)
+    read = read_trajectories(tmp_path / "0.jsonl").trajectories
+    assert [trajectory.item for trajectory in read] == list(items)
+    assert all(trajectory.success for trajectory in read)
 
 
 @pytest.mark.parametrize("suffix", ["", "/", "/maze", "/maze/"])
