@@ -151,14 +151,20 @@ def test_rollouts_alone_are_those_of_a_training_run_by_the_model_it_starts_from(
     first, expected = by_key(collected / "trajectories/step1"), by_key(original / "trajectories/step1")
     assert first.keys() == expected.keys() and len(first) == 16
     for key, trajectory in first.items():
-        for column in ("input_ids", "loss_mask", "rollout_log_probs", "token_rewards"):
+        for column in ("input_ids", "loss_mask", "token_rewards"):
             assert np.array_equal(getattr(trajectory, column), getattr(expected[key], column))
+        # The last digits of the engine's own log-probs depend on who happens to be decoded together.
+        np.testing.assert_allclose(trajectory.rollout_log_probs, expected[key].rollout_log_probs, atol=1e-5)
     second = read_trajectories(collected / "trajectories/step2").trajectories
     assert {t.policy_version for t in second} == {0} and len(second) == 16
     assert [row["step"] for row in metrics_of(collected)] == [1, 2]
     # They can be trained on, and the first step then is the training run's.
     trained = run("trained", STEPS, f"trainer.replay={collected}")
-    assert learning_of(metrics_of(trained)[0]) == learning_of(metrics_of(original)[0])
+    before, after = learning_of(metrics_of(original)[0]), learning_of(metrics_of(trained)[0])
+    engine = {name for name in before if name.startswith("training/rollout_probs_diff")}
+    assert {name: before[name] for name in before.keys() - engine} == {
+        name: after[name] for name in after.keys() - engine
+    }
 
 
 def test_rollouts_alone_never_replace_those_of_a_run_that_trained(run: Run, original: Path) -> None:
@@ -243,12 +249,15 @@ def test_a_replay_that_does_not_fit_is_refused(run: Run, original: Path, overrid
 
 
 @pytest.mark.parametrize(
-    ("override", "message"),
+    ("overrides", "message"),
     [
-        ("trainer.val_before_train=True", "must be off, since no policy changes"),
-        ("trainer.resume_mode=resume_path", "give the checkpoint's actor/huggingface folder"),
+        (["trainer.val_before_train=True"], "must be off, since no policy changes"),
+        (
+            ["trainer.resume_mode=resume_path", "trainer.resume_from_path=saves/global_step_1"],
+            "give the checkpoint's actor/huggingface folder",
+        ),
     ],
 )
-def test_rollouts_alone_neither_validate_nor_resume(run: Run, override: str, message: str) -> None:
+def test_rollouts_alone_neither_validate_nor_resume(run: Run, overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        run("refused", "trainer.rollout_only=True", "trainer.resume_from_path=saves/global_step_1", override)
+        run("refused", "trainer.rollout_only=True", *overrides)
