@@ -21,6 +21,7 @@ from tqdm import tqdm
 
 from agentgym_rl.agent.chat import ChatTemplate
 from agentgym_rl.data.checks import check_roles, describe_rows, describe_tokens
+from agentgym_rl.data.conversations import Conversation
 from agentgym_rl.data.pairs import Pair, read_pairs
 from agentgym_rl.errors import ConfigError
 from agentgym_rl.types import Item
@@ -243,6 +244,13 @@ def _loading_options(model: ModelConfig) -> dict[str, Any]:
     }
 
 
+def _joined(pair: Pair) -> Conversation:
+    """Both sides as one, for what is said of rows."""
+    sides = (pair.chosen, pair.rejected)
+    flags = tuple(flag for side in sides for flag in side.train_flags)
+    return Conversation(pair.item_id, tuple(message for side in sides for message in side.messages), flags)
+
+
 def run_dpo(config: DPOConfig, *, val_items: Sequence[Item] = ()) -> Path:
     """Read, check and encode the pairs, say what is planned, start the workers, train; the folder of the model."""
     device, data = resolve_device(config.trainer.device), config.data
@@ -254,7 +262,7 @@ def run_dpo(config: DPOConfig, *, val_items: Sequence[Item] = ()) -> Path:
     order = ItemOrder(range(len(examples)), batch_size=data.train_batch_size, seed=data.seed, shuffle=data.shuffle)
     plan = DataPlan.of(config, order, val_items, kind=DPOTrainer.kind)
     counts = [side.counts for example in examples for side in example.sides]
-    lines = describe_rows([p.chosen for p in pairs], held_out={item.item_id for item in val_items})
+    lines = describe_rows([_joined(pair) for pair in pairs], held_out={item.item_id for item in val_items})
     print("\n      ".join([f"data: {len(examples)} pairs", *lines, *describe_tokens(counts)]), flush=True)
     print(f"plan: preference training\n{plan.describe(config, order, device)}", flush=True)
     spec = WorkerSpec(

@@ -7,7 +7,14 @@ import json
 
 import pytest
 
-from agentgym_rl.data.conversations import Conversation, parse_conversation, read_conversations, write_conversations
+from agentgym_rl.data.conversations import (
+    Conversation,
+    TokenRecord,
+    parse_conversation,
+    parse_row,
+    read_conversations,
+    write_conversations,
+)
 from agentgym_rl.errors import ConfigError
 from agentgym_rl.types import Message, Role
 
@@ -94,3 +101,31 @@ def test_a_byte_order_mark_is_no_part_of_the_file(tmp_path, name):
     write_conversations(tmp_path / name, [CONVERSATION])
     (tmp_path / name).write_bytes(codecs.BOM_UTF8 + (tmp_path / name).read_bytes())
     assert read_conversations(tmp_path / name) == [CONVERSATION]
+
+
+RECORDED = {"input_ids": [5, 6, 7, 8], "loss_mask": [0, 0, 1, 1], "sequence_ids": [0, 0, 1, 1]}
+TWO_MESSAGES = [ENTRY, {"from": "gpt", "value": "hi"}]
+
+
+@pytest.mark.parametrize("name", ["data.json", "data.jsonl"])
+def test_recorded_tokens_are_read_and_written(tmp_path, name):
+    conversation = parse_row({"item_id": "a_1", "conversations": TWO_MESSAGES, **RECORDED}, "row 1")
+    assert conversation.record == TokenRecord((5, 6, 7, 8), (0, 0, 1, 1), (0, 0, 1, 1))
+    write_conversations(tmp_path / name, [conversation])
+    assert read_conversations(tmp_path / name) == [conversation]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"loss_mask": None}, "row 1: field 'loss_mask' must be a list of ints from 0, got None"),
+        ({"input_ids": [1, 2, -3, 4]}, "field 'input_ids' must be a list of ints from 0"),
+        ({"input_ids": [1, 2]}, r"input_ids, loss_mask, sequence_ids differ in length: \[2, 4, 4\]"),
+        ({"loss_mask": [1, 0, 0, 0]}, "field 'loss_mask' must hold 0 and 1, and begin with 0"),
+        ({"loss_mask": [0, 0, 2, 1]}, "field 'loss_mask' must hold 0 and 1, and begin with 0"),
+        ({"sequence_ids": [0, 0, 1, 3]}, "field 'sequence_ids' names message 3 of 2"),
+    ],
+)
+def test_recorded_tokens_that_cannot_be_are_named(change, message):
+    with pytest.raises(ConfigError, match=message):
+        parse_row({"conversations": TWO_MESSAGES, **RECORDED, **change}, "row 1")
