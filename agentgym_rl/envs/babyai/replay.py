@@ -61,9 +61,11 @@ def _visible(world: BabyAI) -> set[int]:
     """Numbers of the cells that the agent sees now."""
     level = world.level
     _, mask = level.gen_obs_grid()
+    left, top, right, bottom = level.get_view_exts()
     cells = set()
-    for number in range(level.width * level.height):
-        at = level.relative_coords(number % level.width, number // level.width)
-        if at is not None and mask[at[0], at[1]]:
-            cells.add(number)
+    for y in range(max(0, top), min(level.height, bottom)):
+        for x in range(max(0, left), min(level.width, right)):
+            in_view = level.relative_coords(x, y)
+            if in_view is not None and mask[in_view[0], in_view[1]]:
+                cells.add(y * level.width + x)
     return cells

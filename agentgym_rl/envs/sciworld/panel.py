@@ -98,7 +98,7 @@ def _held_after(held: tuple[str, ...], observation: str) -> tuple[str, ...]:
 
 def _frame(known: _Known, scores: tuple[float, ...], number: int) -> tuple[Block, ...]:
     blocks: list[Block] = [
-        Meter(max(0.0, scores[number]), SciWorldClient.max_score, f"Score {scores[number]:g} of 100"),
+        Meter(max(0.0, scores[number]), SciWorldClient.max_score, "Score"),
         Line(scores, number, "Score over the turns"),
         Facts((("Room", known.room or "unknown"),)),
         _map(known),

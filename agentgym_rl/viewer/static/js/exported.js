@@ -23,7 +23,7 @@ function showTrajectory({ heading, outcome, messages, turns, panel }) {
     h("h1", {}, heading),
     h("dl", { class: "facts" }, facts.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])),
     outcome.error ? h("p", { class: "problem" }, outcome.error) : null,
-    h("div", { class: side ? "pair" : "" }, list.element, side ? h("aside", { class: "sticky" }, side.element) : null),
+    h("div", { class: side ? "pair" : "" }, list.element, side ? h("aside", { class: "sticky", tabindex: 0, "aria-label": "Environment" }, side.element) : null),
   );
   side?.show(0);
   list.sections.forEach((section, index) => section.addEventListener("click", () => step(index + 1)));

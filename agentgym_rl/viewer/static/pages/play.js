@@ -133,7 +133,7 @@ class Play {
     fill(
       this.area,
       h("p", { class: "row" }, h("strong", {}, game.item_id), h("span", { class: "chip" }, `score ${game.score}`), game.done ? h("span", { class: game.success ? "chip good" : "chip bad" }, game.success ? "done: success" : "done") : null),
-      h("div", { class: panel ? "pair" : "" }, h("div", {}, list.element, this.#controls(game)), panel ? h("aside", { class: "sticky" }, panel.element) : null),
+      h("div", { class: panel ? "pair" : "" }, h("div", {}, list.element, this.#controls(game)), panel ? h("aside", { class: "sticky", tabindex: 0, "aria-label": "Environment" }, panel.element) : null),
     );
     panel?.show(game.turns.length);
     announce(game.turns.length ? `Turn ${game.turns.length}: ${game.turns.at(-1).observation}` : "The item has begun");
