@@ -36,7 +36,7 @@ async function show({ main, argument: id, parameters, setParameters, signal }) {
   const views = { turns: text.element, tokens: null, raw: null };
   let tokens = null;
   const stage = h("div", { class: "stage" });
-  const side = h("aside", { class: "panels", "aria-label": "Environment", hidden: true });
+  const side = h("aside", { class: "panels", tabindex: 0, "aria-label": "Environment", hidden: true });
   const play = player({ last, onTurn: (turn) => setTurn(turn) });
   let panels = [];
 
