@@ -61,6 +61,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
+@pytest.mark.timeout(1200)  # four runs, beside whatever else the machine does
 @pytest.mark.parametrize("task", MARKED_TASKS)
 def test_every_script_of_a_task_runs(task: str, model: str, tmp_path: Path) -> None:
     with serve_process(task, *SERVED_WITH.get(task, ())) as server:

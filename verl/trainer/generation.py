@@ -23,7 +23,7 @@ from verl.config import GenerationConfig
 from verl.single_controller.base import Interrupted, WorkerGroup, WorkerSpec
 from verl.single_controller.signals import Terminated, stop_on_sigterm
 from verl.single_controller.start import start_workers
-from verl.trainer.plan import describe_machine, resolve_threads
+from verl.trainer.plan import describe_generation, resolve_threads
 from verl.trainer.rollouts import generate, make_requests
 from verl.utils.devices import resolve_device
 from verl.utils.model_folder import model_version
@@ -42,7 +42,8 @@ def run_generation(config: GenerationConfig, items: Sequence[Item]) -> Report:
     note_requested(folder, Requested(tuple(items), config.data.n_samples))
     requests = make_requests(items, n=config.data.n_samples, purpose="eval", seed=config.data.seed)
     missing = missing_requests(requests, folder)
-    print(_describe(config, len(items), len(requests), len(missing), device), flush=True)
+    num_done = len(requests) - len(missing)
+    print(describe_generation(config, num_items=len(items), num_done=num_done, device=device), flush=True)
     if missing:
         with start_workers(_worker_spec(config, folder, device), config.trainer, config.ray_init) as workers:
             _sample(config, workers, missing)
@@ -116,13 +117,3 @@ def _worker_spec(config: GenerationConfig, folder: Path, device: str) -> WorkerS
     )
     threads = resolve_threads(config.trainer)
     return WorkerSpec("verl.workers.rollout.worker:RolloutWorker", (setup,), num_threads=threads, device=device)
-
-
-def _describe(config: GenerationConfig, num_items: int, num_requests: int, num_missing: int, device: str) -> str:
-    done = "" if num_missing == num_requests else f", {num_requests - num_missing} of them done already"
-    sampling = f"sampled at temperature {config.rollout.temperature:g}" if config.rollout.temperature else "greedy"
-    return (
-        f"plan: {num_items} items x {config.data.n_samples} samples = {num_requests} trajectories of at most "
-        f"{config.agentgym.max_rounds} rounds{done}, {sampling}\n"
-        f"      {describe_machine(config.trainer, device)}"
-    )

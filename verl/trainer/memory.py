@@ -25,6 +25,11 @@ from verl.models.shapes import ModelShape
 
 WEIGHTS = "weights"
 ADAPTER = "adapter"
+ENGINE_PHASE = "= while the engine works"
+_LEGEND = (
+    "(P weights, P' those of the adapter, D devices, T tokens at once, V vocabulary, H hidden size, L layers, widths: A "
+    "heads, K key-value heads, I MLP)"
+)
 _GIB = 2**30
 _FLOAT32 = 4
 _KEPT_LOGITS_BYTES = 512 * 2**20
@@ -104,17 +109,25 @@ class MemoryPlan:
         where = f"per {'GPU' if machine.device == 'cuda' else 'process'}, one of {machine.num_devices}"
         lines = [f"memory {where}, estimated from {source}:"]
         for user, parts in self.users.items():
-            lines += [_line(f"{user}: {part.name}", part) for part in parts]
-        lines += [_line(f"{self.engine_name} engine: {part.name}", part) for part in self.engine]
-        if self.engine_share is not None:
-            lines.append(f"{' ' * 53}but no more than {self.engine_share:g} of the GPU's memory, weights included")
-        return "\n".join([*lines, *(f"  {name:<36}{_gib(num_bytes)}" for name, num_bytes in self.phases())])
+            lines += [_line(f"{user}: {part.name}", part.num_bytes, part.formula) for part in parts]
+        lines += [
+            _line(f"{self.engine_name} engine: {part.name}", part.num_bytes, part.formula) for part in self.engine
+        ]
+        lines += [_line(name, num_bytes, self._note(name)) for name, num_bytes in self.phases()]
+        return "\n".join([*lines, f"  {_LEGEND}"])
+
+    def _note(self, phase: str) -> str:
+        if phase != ENGINE_PHASE or self.engine_share is None:
+            return ""
+        return f"its cache is what fits {self.engine_share:g} of the GPU's memory, weights included"
 
     def phases(self) -> Iterator[tuple[str, float]]:
         """What is in memory at once while each user works, in bytes."""
-        for user, parts in {"engine": self.engine, **self.users}.items():
+        if self.engine:
+            yield ENGINE_PHASE, _sum(self.engine) + self._resting_beside("engine")
+        for user, parts in self.users.items():
             yield f"= while the {user} works", _sum(parts) + self._resting_beside(user)
-        if "actor" in self.users:
+        if self.engine and "actor" in self.users:
             stored = [part for part in (*self.users["actor"], *self.engine) if part.is_weights]
             yield "= while the engine gets weights", _sum(stored) + self._resting_beside("actor", "engine")
 
@@ -128,18 +141,26 @@ def plan_memory(
 ) -> MemoryPlan:
     """Of a PPO run whose policy, and critic if it has one, are so large; ``engine`` is ``hf`` or ``vllm``."""
     branch, demand = config.actor_rollout_ref, ppo_demand(config)
-    users: dict[str, tuple[Part, ...]] = {"actor": tuple(_actor(config, shape, machine, demand.longest))}
+    engine_holds = engine_parts(shape, branch.model, branch.rollout, machine, demand, engine=engine)
+    return MemoryPlan(
+        users={} if config.trainer.rollout_only else _users(config, shape, critic_shape, machine, demand.longest),
+        engine=() if config.trainer.replay else tuple(engine_holds),
+        engine_name=engine,
+        engine_share=engine_share(branch.rollout, machine, engine),
+    )
+
+
+def _users(
+    config: PPOConfig, shape: ModelShape, critic_shape: ModelShape, machine: Machine, longest: int
+) -> dict[str, tuple[Part, ...]]:
+    branch = config.actor_rollout_ref
+    users: dict[str, tuple[Part, ...]] = {"actor": tuple(_actor(config, shape, machine, longest))}
     if config.needs_reference and branch.model.lora_rank == 0:
         rests = not branch.ref.fsdp_config.param_offload
         users["reference"] = (_weights(shape.num_weights, branch.model, machine, rests=rests),)
     if config.needs_critic:
-        users["critic"] = tuple(_critic(config, critic_shape, machine, demand.longest))
-    return MemoryPlan(
-        users=users,
-        engine=tuple(engine_parts(shape, branch.model, branch.rollout, machine, demand, engine=engine)),
-        engine_name=engine,
-        engine_share=engine_share(branch.rollout, machine, engine),
-    )
+        users["critic"] = tuple(_critic(config, critic_shape, machine, longest))
+    return users
 
 
 def ppo_demand(config: PPOConfig) -> Demand:
@@ -270,9 +291,5 @@ def _sum(parts: Iterable[Part]) -> float:
     return sum(part.num_bytes for part in parts)
 
 
-def _line(name: str, part: Part) -> str:
-    return f"  {name:<36}{_gib(part.num_bytes)}   {part.formula}"
-
-
-def _gib(num_bytes: float) -> str:
-    return f"{num_bytes / _GIB:8.2f} GiB"
+def _line(name: str, num_bytes: float, note: str) -> str:
+    return f"  {name:<36}{num_bytes / _GIB:8.2f} GiB   {note}".rstrip()

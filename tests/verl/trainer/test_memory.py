@@ -147,5 +147,13 @@ def test_the_table_names_parts_formulas_and_sums() -> None:
     table = plan(run_of()).describe(Machine("cuda", 4), "model/config.json").splitlines()
     assert table[0] == "memory per GPU, one of 4, estimated from model/config.json:"
     assert "actor: Adam" in table[3] and "2 x P x 4 B / D" in table[3]
-    assert any("but no more than 0.5 of the GPU's memory" in line for line in table)
-    assert table[-1].startswith("  = while the engine gets weights")
+    assert any("its cache is what fits 0.5 of the GPU's memory" in line for line in table)
+    assert table[-2].startswith("  = while the engine gets weights") and table[-1].startswith("  (P weights, ")
+
+
+def test_half_a_run_holds_half_of_it() -> None:
+    config = run_of()
+    config.trainer.rollout_only = True
+    assert plan(config).users == {} and [name for name, _ in plan(config).phases()] == ["= while the engine works"]
+    config.trainer.rollout_only, config.trainer.replay = False, "trajectories"
+    assert plan(config).engine == () and [name for name, _ in plan(config).phases()] == ["= while the actor works"]
