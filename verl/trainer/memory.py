@@ -27,8 +27,8 @@ WEIGHTS = "weights"
 ADAPTER = "adapter"
 ENGINE_PHASE = "= while the engine works"
 _LEGEND = (
-    "(P weights, P' those of the adapter, D devices, T tokens at once, V vocabulary, H hidden size, L layers, widths: A "
-    "heads, K key-value heads, I MLP)"
+    "(P weights, P' those of the adapter, D devices, T tokens at once, V vocabulary, H hidden, L layers; widths of A "
+    "heads, K keys, I MLP)"
 )
 _GIB = 2**30
 _FLOAT32 = 4
