@@ -332,4 +332,4 @@ def _literal(node: ast.expr) -> Any:
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
-        raise CallError(f"{ast.unparse(node)[:60]!r} is not a literal value") from None
+        raise CallError("its arguments must be literal values") from None
