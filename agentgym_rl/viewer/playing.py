@@ -30,6 +30,8 @@ BY_HAND = "hand"
 _CALL_TIMEOUT_S = 60.0
 _IDLE_S = 1800.0
 _MAX_SESSIONS = 16
+_CLOSE_WAIT_S = 5.0
+"""A call in flight ends before its game is closed, unless it takes longer; a model may."""
 
 
 class PlayError(Exception):
@@ -188,8 +190,12 @@ class Games:
             game = self._games.pop(id, None)
         if game is None:
             return False
-        with game.lock:  # a call in flight ends first
+        in_turn = game.lock.acquire(timeout=_CLOSE_WAIT_S)
+        try:
             game.close()
+        finally:
+            if in_turn:
+                game.lock.release()
         return True
 
     def close_idle(self) -> None:

@@ -34,9 +34,14 @@ def record_of(row: bytes, *, run_folder: Path | None = None, step: int | None = 
         "messages": messages,
         "turns": _turns(fields, messages),
         "tokens": tokens,
-        "extra": fields.get("extra") or {},
+        "extra": _extra(fields.get("extra")),
         "reflection_reward": fields.get("reflection_reward"),
     }
+
+
+def _extra(value: Any) -> dict[str, Any]:
+    """What the environment told beside the turns; the states of each turn, which may be pictures, are the panels'."""
+    return {name: each for name, each in value.items() if name != "states"} if isinstance(value, dict) else {}
 
 
 def load_row(row: bytes) -> dict[str, Any]:

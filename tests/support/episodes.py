@@ -11,6 +11,7 @@ from agentgym_rl.envs.registry import EnvSpec
 from agentgym_rl.rollout.handler import RewardRule
 from agentgym_rl.types import Item, Message, Role, StopReason, Trajectory, Turn
 from agentgym_rl.viewer.episodes import text_turn, untokenized
+from agentgym_rl.viewer.panel import Panel
 
 OPENING = (Message(Role.USER, "Do the task."), Message(Role.ASSISTANT, "OK."))
 
@@ -29,6 +30,11 @@ def played(spec: EnvSpec, index: int, actions: Sequence[str], *, whole_turns: bo
     finally:
         environment.close()
     return made_up(spec.name, index, observation, answers, success_score=rule.scale * rule.success_score)
+
+
+def failing_panel(trajectory: Trajectory) -> Panel:
+    """A panel of somebody's that does not take this episode."""
+    raise ValueError(f"no panel for {trajectory.item.item_id}")
 
 
 def made_up(

@@ -15,10 +15,12 @@ from support.chromium import Watched, watched_page
 from support.episodes import made_up, played
 from support.judges import scripted_model
 
+from agentgym_rl.envs import registry
 from agentgym_rl.envs.babyai import SPEC as BABYAI
 from agentgym_rl.envs.server import build_app as environment_app
 from agentgym_rl.envs.serving import running
 from agentgym_rl.envs.textcraft import SPEC as TEXTCRAFT
+from agentgym_rl.envs.textcraft.client import TextCraftClient
 from agentgym_rl.rollout.log import TrajectoryLog
 from agentgym_rl.types import Item, Trajectory
 from agentgym_rl.viewer.app import build_app
@@ -153,6 +155,27 @@ def test_a_bare_conversation_has_a_panel_and_can_be_compared(browser: Browser, u
         expect(watched.page.locator(".compared").first).to_contain_text("row")
 
 
+class BrittleClient(TextCraftClient):
+    task = "brittle"
+
+
+def test_a_panel_that_fails_is_told_and_the_rest_of_the_page_stands(
+    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    brittle = replace(TEXTCRAFT, name="brittle", client=BrittleClient, panel="support.episodes:failing_panel")
+    missing = replace(brittle, panel="support.episodes:nothing")
+    with TrajectoryLog(tmp_path / "0.jsonl") as log:
+        log.write(made_up("brittle", 1, "Begin.", [("Action: go", "Gone.", 1.0, True)]))
+    with running(build_app(Library(tmp_path))) as url:
+        for spec, told in ((brittle, "Internal Server Error"), (missing, "'support.episodes:nothing' of environment")):
+            monkeypatch.setitem(registry._registered, "brittle", spec)
+            [id] = ids_of(url, "brittle_1")
+            with at(browser, f"{url}/#/trajectory/{id}") as watched:
+                expect(watched.page.get_by_role("alert")).to_contain_text("The panel could not be made: ")
+                expect(watched.page.get_by_role("alert")).to_contain_text(told)
+                expect(watched.page.locator("main")).to_contain_text("Gone.")
+
+
 def panel_frames(url: str, id: str) -> int:
     return len(requests.get(f"{url}/api/trajectories/{id}/panel", timeout=30).json()["frames"])
 
@@ -257,6 +280,12 @@ def test_an_item_is_played_by_hand_and_by_a_model_saved_and_closed(
             expect(page.get_by_role("status").filter(has_text="Saved as").first).to_be_attached()
             assert open_sessions(environment) == 1
             page.goto(f"{url}/#/runs")
+            assert eventually(page, lambda: open_sessions(environment) == 0)
+            page.goto(f"{url}/#/play")
+            page.get_by_role("button", name="Begin").click()
+            expect(page.get_by_label("Your turn")).to_be_focused()
+            assert open_sessions(environment) == 1
+            page.goto(f"{url}/api/runs")  # the whole page is left, as when its tab is closed
             assert eventually(page, lambda: open_sessions(environment) == 0)
     [saved] = (tmp_path / "played").iterdir()
     assert saved.read_text(encoding="utf-8").count("\n") == 1

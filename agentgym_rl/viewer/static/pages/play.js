@@ -6,6 +6,9 @@ import { panelView } from "../js/frames.js";
 import { addPage } from "../js/router.js";
 import { turnsView } from "../js/turns.js";
 
+// That a model plays on before it is asked for again: each may cost.
+const MOST_TURNS = 50;
+
 addPage("play", { title: "Play", show, nav: "Play" });
 
 async function show({ main, signal }) {
@@ -197,7 +200,9 @@ class Play {
     };
     const toEnd = async () => {
       this.#auto = true;
-      while (this.#auto && this.#game && !this.#game.done && (await ask(true))) await new Promise(requestAnimationFrame);
+      for (let turn = 0; turn < MOST_TURNS && this.#auto && this.#game && !this.#game.done; turn += 1) {
+        if (!(await ask(true))) break;
+      }
       this.#auto = false;
     };
     return h(
