@@ -28,6 +28,8 @@ from agentgym_rl.viewer.library import Library
 from agentgym_rl.viewer.models import ServedModel
 from agentgym_rl.viewer.playing import EnvServer, PlaySettings
 
+pytestmark = [pytest.mark.browser, pytest.mark.server]
+
 ATTACK = "<img src=x onerror=alert(1)><script>alert(2)</script>\" onmouseover='alert(3)' ünï 🧵 日本"
 TREE = (
     f"OBSERVATION:\nTab {ATTACK}\n\n[1] Root '{ATTACK}'\n\t[2] link '{ATTACK}'\n"

@@ -25,6 +25,8 @@ from agentgym_rl.viewer.app import build_app
 from agentgym_rl.viewer.export import bundle
 from agentgym_rl.viewer.library import Library
 
+pytestmark = pytest.mark.browser
+
 ATTACK = "</script><script>alert(1)</script><img src=x onerror=alert(2)>'\"&lt;\u2028 ünï 🧵 日本"
 
 

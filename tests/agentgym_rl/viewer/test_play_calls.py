@@ -26,6 +26,8 @@ from agentgym_rl.viewer.library import Library
 from agentgym_rl.viewer.models import ServedModel
 from agentgym_rl.viewer.playing import EnvServer, Games, PlayError, PlaySettings, parse_models, parse_servers
 
+pytestmark = pytest.mark.server
+
 
 @pytest.fixture(scope="module")
 def textcraft() -> Iterator[str]:
