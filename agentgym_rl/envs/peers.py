@@ -108,7 +108,8 @@ class WorkerPeers:
     # ------------------------------------------------------------------------------------------- the answering side
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(LinkBroken):
+        # Cancelled when the server ends; Python 3.11 would log that as an error of the connection.
+        with suppress(LinkBroken, asyncio.CancelledError):
             while True:
                 header, payload = await read_frame(reader)
                 # A call that blocks must not hold up the others of that worker.

@@ -1,6 +1,6 @@
 """How environments are served: speeds as ratios within one run, memory per session.
 
-    python scripts/bench/envs.py [textcraft ...] [--clients 64] [--seconds 5]
+    python scripts/bench/envs.py [textcraft workers ...] [--clients 64] [--seconds 5]
 
 Server and load run on cores of their own where the machine has two. Each part prints its figures, what is wanted, and
 whether it is reached; the exit status is 1 when something is not.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
 import itertools
 import json
 import multiprocessing
@@ -23,6 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+import psutil
 import requests
 import uvloop
 
@@ -67,9 +69,11 @@ class Target:
 class _Client(asyncio.Protocol):
     """One kept-alive connection that sends its next request as soon as the last one is answered."""
 
-    def __init__(self, requests_: Iterator[bytes], done: asyncio.Future[None]) -> None:
-        self._requests, self._done = requests_, done
+    def __init__(self, requests_: Callable[[_Client], Iterator[bytes]], done: asyncio.Future[None]) -> None:
+        self._requests, self._done = requests_(self), done
         self._received = b""
+        self.body = b""
+        """Of the latest answer."""
         self.answered = 0
 
     def connection_made(self, transport: Any) -> None:
@@ -85,7 +89,7 @@ class _Client(asyncio.Protocol):
             self._done.set_exception(RuntimeError(f"{head!r} {body[:300]!r}"))
             self._transport.close()
             return
-        self._received = b""
+        self._received, self.body = b"", body
         self.answered += 1
         request = next(self._requests, None)
         if request is None:
@@ -106,38 +110,58 @@ def post_bytes(path: str, fields: object) -> bytes:
     return head.encode() + body
 
 
-def requests_per_second(url: str, bodies: list[list[bytes]], seconds: float) -> float:
-    """One connection per list of requests, which it repeats for ``seconds``; from a process of its own."""
-    with multiprocessing.get_context("spawn").Pool(1, _pin, (_LOAD_CORE,)) as pool:
+_Calls = list[tuple[str, dict[str, Any]]]
+"""Paths and bodies of calls on one session; without its handle where the session is yet to be created."""
+
+
+def requests_per_second(
+    url: str, bodies: list[list[bytes]] | list[_Calls], seconds: float, *, pinned: bool = True
+) -> float:
+    """One connection per list of requests, which it repeats for ``seconds``; from a process of its own.
+
+    For calls without handles each connection creates a session first.
+    """
+    initializer = (_pin, (_LOAD_CORE,)) if pinned else ()
+    with multiprocessing.get_context("spawn").Pool(1, *initializer) as pool:
         return pool.apply(_load, (url, bodies, seconds))
 
 
-def _load(url: str, bodies: list[list[bytes]], seconds: float) -> float:
+def _load(url: str, bodies: list[list[bytes]] | list[_Calls], seconds: float) -> float:
     return uvloop.run(_load_async(url, bodies, seconds))
 
 
-async def _load_async(url: str, bodies: list[list[bytes]], seconds: float) -> float:
+async def _load_async(url: str, bodies: list[list[bytes]] | list[_Calls], seconds: float) -> float:
     await _play(url, bodies, _WARMUP_S)
     return await _play(url, bodies, seconds)
 
 
-async def _play(url: str, bodies: list[list[bytes]], seconds: float) -> float:
+async def _play(url: str, bodies: list[list[bytes]] | list[_Calls], seconds: float) -> float:
     address, loop = urlsplit(url), asyncio.get_running_loop()
     start = time.perf_counter()
 
-    def until_the_end(own: list[bytes]) -> Iterator[bytes]:
-        return itertools.takewhile(lambda _: time.perf_counter() < start + seconds, itertools.cycle(own))
+    def until_the_end(own: list[bytes] | _Calls, client: _Client) -> Iterator[bytes]:
+        return itertools.takewhile(lambda _: time.perf_counter() < start + seconds, _repeated(client, own))
 
     waiting, clients = [], []
     for own in bodies:
         done: asyncio.Future[None] = loop.create_future()
-        _, client = await loop.create_connection(
-            lambda own=own, done=done: _Client(until_the_end(own), done), address.hostname, address.port
-        )
+        make_client = functools.partial(_Client, functools.partial(until_the_end, own), done)
+        _, client = await loop.create_connection(make_client, address.hostname, address.port)
         waiting.append(done)
         clients.append(client)
     await asyncio.gather(*waiting)
     return sum(client.answered for client in clients) / (time.perf_counter() - start)
+
+
+def _repeated(client: _Client, own: list[bytes] | _Calls) -> Iterator[bytes]:
+    """The requests over and over; calls on a session that the connection creates and leaves to the server's end."""
+    whole = [request for request in own if isinstance(request, bytes)]
+    calls = [request for request in own if not isinstance(request, bytes)]
+    if calls:
+        yield post_bytes("create", {})
+        handle = json.loads(client.body)["id"]
+        whole = [post_bytes(path, {"id": handle, **fields}) for path, fields in calls]
+    yield from itertools.cycle(whole)
 
 
 def _pin(core: int, pid: int = 0) -> None:
@@ -231,7 +255,7 @@ def bench_textcraft(options: Options) -> list[Target]:
     ]
 
 
-def _episodes(url: str, clients: int) -> list[list[tuple[str, dict[str, Any]]]]:
+def _episodes(url: str, clients: int) -> list[_Calls]:
     """For each client the calls of the planner's episode of an item: a reset and its steps."""
     from agentgym_rl.envs.textcraft.environment import recipe_book
     from agentgym_rl.envs.textcraft.planner import plan
@@ -245,7 +269,7 @@ def _episodes(url: str, clients: int) -> list[list[tuple[str, dict[str, Any]]]]:
     return calls
 
 
-def _batch_calls(episode: list[tuple[str, dict[str, Any]]], count: int) -> list[dict[str, Any]]:
+def _batch_calls(episode: _Calls, count: int) -> list[dict[str, Any]]:
     """``count`` calls that begin with the episode's reset and repeat it as a whole as often as fits."""
     repeated = itertools.islice(itertools.cycle(episode), count)
     return [{"path": f"/{path}", "body": fields} for path, fields in repeated]
@@ -277,6 +301,32 @@ def many_sessions(task: str, options: Options, *, count: int = 1000, max_kb: flo
     assert left == 0, f"{left} sessions are left"
     print(f"{task}: {count} sessions created, reset, stepped and closed in {time.perf_counter() - start:.1f} s")
     return Target(f"{task}: kB per session, {count} live in one process", grown_kb, max_kb, at_least=False)
+
+
+def bench_workers(options: Options) -> list[Target]:
+    """TextCraft with two worker processes against one, nothing pinned: clients and servers share all cores."""
+    with served("textcraft") as one, served("textcraft", ["--workers", "2"]) as two:
+        calls = [
+            [(path, {name: value for name, value in fields.items() if name != "id"}) for path, fields in episode]
+            for episode in _episodes(one[0], options.clients)
+        ]
+        runs: list[list[tuple[float, float]]] = [[], []]
+        for number, (url, pid) in list(enumerate((one, two))) * ROUNDS:
+            before = _cpu_s(pid)
+            rate = requests_per_second(url, calls, options.seconds, pinned=False)
+            runs[number].append((rate, 1e6 * (_cpu_s(pid) - before) / (rate * (options.seconds + _WARMUP_S))))
+    (rate, cpu), (rate_of_two, cpu_of_two) = map(max, runs)
+    print(
+        f"TextCraft, {options.clients} clients, {os.cpu_count()} cores: one worker {rate:.0f} calls/s, {cpu:.0f} us of "
+        f"CPU each; two {rate_of_two:.0f}, {cpu_of_two:.0f} us; {rate_of_two / rate:.2f} times as many"
+    )
+    return []
+
+
+def _cpu_s(pid: int) -> float:
+    """CPU time of a process and all that it started."""
+    process = psutil.Process(pid)
+    return sum(sum(each.cpu_times()[:2]) for each in (process, *process.children(recursive=True)))
 
 
 def bench_babyai(options: Options) -> list[Target]:
@@ -378,6 +428,7 @@ def _bare_sciworld(episodes: list[_Episode]) -> float:
 
 BENCHES: dict[str, Callable[[Options], list[Target]]] = {
     "textcraft": bench_textcraft,
+    "workers": bench_workers,
     "babyai": bench_babyai,
     "sciworld": bench_sciworld,
     "webarena": bench_webarena,
