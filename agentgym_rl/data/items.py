@@ -43,7 +43,7 @@ def load_task_items(key: str, given: str | Sequence[str | None], tasks: Sequence
     number of paths does not fit, or a task has no items where one path is given for all.
     """
     if isinstance(given, str):
-        items = load_items(given, tasks)
+        items = _load_as(key, given, tasks)
         missing = [task for task in tasks if all(item.task != task for item in items)]
         if missing:
             raise ConfigError(f"{key}={given!r}: holds no items of {', '.join(missing)}")
@@ -51,8 +51,15 @@ def load_task_items(key: str, given: str | Sequence[str | None], tasks: Sequence
     if not isinstance(given, Sequence) or len(given) != len(tasks):
         raise ConfigError(f"{key}={given!r}: must be a path, or a list with one for each of {', '.join(tasks)}")
     return [
-        item for task, path in zip(tasks, given, strict=True) if path is not None for item in load_items(path, task)
+        item for task, path in zip(tasks, given, strict=True) if path is not None for item in _load_as(key, path, task)
     ]
+
+
+def _load_as(key: str, path: str, tasks: str | Sequence[str]) -> list[Item]:
+    try:
+        return load_items(path, tasks)
+    except ConfigError as error:
+        raise ConfigError(f"{key}: {error}") from error
 
 
 def overlap(items: Iterable[Item], others: Iterable[Item]) -> list[str]:

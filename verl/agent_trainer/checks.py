@@ -38,7 +38,7 @@ from verl.utils.tracking import check_loggers
 from verl.workers.rollout.selection import engine_name
 
 _SECONDS_PER_TRY = 0.2
-_HUB_WAIT_S = 4.0
+_HUB_WAIT_S = 3.0
 
 
 @dataclass(frozen=True)

@@ -145,8 +145,8 @@ def test_stages_and_the_checkpoint_to_go_on_from_are_told(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("data.train_file=absent.json", "absent.json"),
-        ("data.val_file=absent.json", "absent.json"),
+        ("data.train_file=absent.json", "data.train_file: item list absent.json: no such file or folder"),
+        ("data.val_file=absent.json", "data.val_file: item list absent.json: no such file or folder"),
         ("data.train_batch_size=24", "data.train_batch_size=24: data.train_file has only 20 rows"),
         ("trainer.test_freq=5", "trainer.test_freq=5: validation needs data.val_file"),
         ("actor_rollout_ref.agentgym.task_name=textcarft", "did you mean textcraft?"),
@@ -213,7 +213,7 @@ def test_a_dry_run_ends_with_0_without_torch_where_the_device_is_named(folder: P
         ("actor_rollout_ref.agentgym.max_retries=0", "error: no textcraft server at http://127.0.0.1:9: "),
         ("actor_rollout_ref.model.path=/no/such/model", "error: model.path='/no/such/model': no such folder"),
         ("actor_rollout_ref.model.path=no-such/model", "error: model.path='no-such/model': no such folder, and not"),
-        ("data.train_file=absent.json", "absent.json"),
+        ("data.train_file=absent.json", "error: data.train_file: item list absent.json: no such file or folder"),
         ("data.trian_file=items.json", "error: data.trian_file: unknown key; did you mean data.train_file?"),
     ],
 )
