@@ -27,7 +27,7 @@ if command -v setpriv >/dev/null && setpriv --pdeathsig TERM true 2>/dev/null; t
 # a second one it ends at once.
 supervise() {
     local child status
-    "${with_shell[@]}" "$@" &
+    ${with_shell[@]+"${with_shell[@]}"} "$@" &
     child=$!
     trap 'kill -TERM "$child" 2>/dev/null || true' INT TERM
     # A wait that a signal ended says nothing of the command yet.
@@ -47,7 +47,7 @@ serve() {
     mkdir -p "$1"
     local ready=$1/server.url
     rm -f "$ready"
-    "${with_shell[@]}" agentgym-rl serve "$TASK" --port 0 --ready-file "$ready" ${SERVE_OPTIONS:-} >"$1/server.log" 2>&1 &
+    ${with_shell[@]+"${with_shell[@]}"} agentgym-rl serve "$TASK" --port 0 --ready-file "$ready" ${SERVE_OPTIONS:-} >"$1/server.log" 2>&1 &
     server=$!
     while [[ ! -s $ready ]]; do
         kill -0 "$server" 2>/dev/null || { echo "the server of $TASK did not start: see $1/server.log" >&2; exit 1; }

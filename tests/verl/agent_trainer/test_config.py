@@ -105,6 +105,10 @@ def test_a_list_of_rounds_becomes_the_schedule() -> None:
         (["data.seed=1,2"], "data.seed=[1, 2]: must be an int"),
         (["trainer.logger=[console,paper]"], "trainer.logger='paper': must be one of console, jsonl"),
         (["actor_rollout_ref.rollout.n=1"], "actor_rollout_ref.rollout.n=1 with algorithm.adv_estimator=grpo"),
+        (
+            ["actor_rollout_ref.rollout.n=1", "algorithm.adv_estimator=rloo"],
+            "rollout.n=1 with algorithm.adv_estimator=rloo",
+        ),
         (["actor_rollout_ref.rollout.temperature=0"], "temperature=0.0: training needs a temperature above 0"),
         (["algorithm.rounds_ctrl.rounds=[3,2]"], "type=fixed takes one int"),
         (
