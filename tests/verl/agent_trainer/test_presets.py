@@ -10,10 +10,16 @@ import pytest
 from agentgym_rl.errors import ConfigError
 from verl.agent_trainer.loading import load_config, parse_command_line
 from verl.agent_trainer.presets import GROUPS, packaged
-from verl.config import GenerationConfig, PPOConfig, SFTConfig
+from verl.config import AgentEvolConfig, DPOConfig, GenerationConfig, PPOConfig, SFTConfig
 
 CONFIGS = Path(__file__).parents[3] / "configs"
-ROOTS: dict[str, type] = {"ppo_trainer": PPOConfig, "generation": GenerationConfig, "sft_trainer": SFTConfig}
+ROOTS: dict[str, type] = {
+    "ppo_trainer": PPOConfig,
+    "generation": GenerationConfig,
+    "sft_trainer": SFTConfig,
+    "dpo_trainer": DPOConfig,
+    "agentevol": AgentEvolConfig,
+}
 HORIZONS = {
     "textcraft": (30, [10, 20, 30], 100),
     "babyai": (20, [6, 13, 20], 100),
@@ -31,7 +37,7 @@ def load(folder: str, *arguments: str) -> Any:
 def complete(folder: str) -> list[str]:
     """A choice for each group and key that a root cannot do without."""
     choices = {"task": "textcraft", "model": "qwen2_5_7b", "algorithm": "grpo", "hardware": "node_8"}
-    keys = ["data.train_file=rows.jsonl"] if folder == "sft_trainer" else []
+    keys = ["data.train_file=rows.jsonl"] if folder in ("sft_trainer", "dpo_trainer") else []
     return [f"{group}={name}" for group, name in choices.items() if packaged(folder, group)] + keys
 
 
@@ -57,6 +63,8 @@ def test_a_task_brings_the_published_horizons_to_every_algorithm(task: str) -> N
     growing = load("ppo_trainer", "algorithm=scaling_inter_rl", f"task={task}", "model=smollm2").algorithm.rounds_ctrl
     assert (growing.type, growing.rounds) == ("scaling_inter_stepwise", staged)
     assert growing.steps_scaling_inter == stage_steps
+    evolution = load("agentevol", f"task={task}", "model=qwen2_5_7b")
+    assert evolution.agentgym.max_rounds == max(fixed, staged[-1])
     evaluation = load("generation", f"task={task}", "model=qwen2_5_7b")
     assert evaluation.agentgym.max_rounds == max(fixed, staged[-1])
     assert evaluation.agentgym.task_name == task
