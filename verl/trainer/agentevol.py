@@ -50,8 +50,10 @@ from verl.utils.seeding import derive_seed
 SUMMARY_FILE, TABLE_FILE = "summary.json", "table.txt"
 _FREE_KEYS = ("ray_init", "agentgym.env_addr", "algorithm.iterations")
 """What may change when a run goes on, beside how it is run (`_FREE_TRAINER_KEYS`)."""
-_FREE_TRAINER_KEYS = ("nnodes", "n_gpus_per_node", "device", "worker_group", "num_threads", "logger", "log_freq")
-_FREE_TRAINER_KEYS += ("project_name", "experiment_name", "default_local_dir", "save_freq", "async_save")
+_FREE_TRAINER_KEYS = (
+    *("nnodes", "n_gpus_per_node", "device", "worker_group", "num_threads", "logger", "log_freq"),
+    *("project_name", "experiment_name", "default_local_dir", "save_freq", "async_save"),
+)
 
 
 @dataclass(frozen=True)
@@ -299,7 +301,7 @@ def _rank(trajectory: Trajectory) -> tuple[Any, ...]:
 def iteration_table(summaries: Sequence[Summary]) -> str:
     """A row per iteration, for a reader."""
     header = ("iteration", "explored", "passed", "items", "trained on", "of it explored", "Avg", "Pass", "gain")
-    rows = [header]
+    rows: list[tuple[str, ...]] = [header]
     for summary in summaries:
         rows.append(
             (
