@@ -26,7 +26,6 @@ async function show({ main, parameters, setParameters, signal }) {
   const query = Object.fromEntries(
     [...FILTERS, "sort", "descending", "offset"].map((name) => [name, parameters.getAll(name).filter(Boolean)]),
   );
-  const facets = await get("facets", {}, { signal });
   const list = listView();
   const state = h("div");
   const pager = h("div", { class: "row" });
@@ -83,17 +82,26 @@ async function show({ main, parameters, setParameters, signal }) {
     ];
   };
 
-  const form = filterForm(query, facets, (changes) => change({ ...changes, offset: [] }));
-  fill(main, h("h1", {}, "Trajectories"), form.element, state, pager, list.element);
+  const formHolder = h("div", { class: "form-holder" });
+  let form = null;
+  const showForm = async () => {
+    const facets = await get("facets", {}, { signal });
+    if (formHolder.contains(document.activeElement)) return; // somebody is using it
+    form = filterForm(query, facets, (changes) => change({ ...changes, offset: [] }));
+    fill(formHolder, form.element);
+  };
+  fill(main, h("h1", {}, "Trajectories"), formHolder, state, pager, list.element);
   const unbind = bindAll([
-    ["/", "search in texts", () => form.focusText()],
+    ["/", "search in texts", () => form?.focusText()],
     [["j", "ArrowDown"], "next row", () => list.move(1)],
     [["k", "ArrowUp"], "row before", () => list.move(-1)],
     [["Enter", "o"], "open the row", () => list.open()],
     ["n", "next page", () => turnPage(1)],
     ["p", "page before", () => turnPage(-1)],
   ]);
+  const wasComplete = !(await Promise.all([load(), showForm()]))[0];
   await loadAll();
+  if (!wasComplete) await showForm(); // files that were read meanwhile may bring further choices
   const stop = poll(load, 3, fail);
   return () => {
     stop();
