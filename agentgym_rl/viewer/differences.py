@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 _WORD = re.compile(r"\s*\S+|\s+$")
-_MAX_EDITS = 400
+_MAX_EDITS = 200
 """Texts that differ in more words than this are told apart as a whole: time grows with its square."""
 
 

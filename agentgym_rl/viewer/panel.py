@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
 import msgspec
 
+from agentgym_rl.agent.actions import parse_action
+from agentgym_rl.agent.formats import ActionFormat, FormatName, TaskView, make_format
 from agentgym_rl.envs.registry import get_spec, known_tasks
 from agentgym_rl.errors import ConfigError
 from agentgym_rl.types import PartKind, Role, Trajectory
@@ -268,6 +270,18 @@ def first_observation(trajectory: Trajectory) -> str:
 def observations(trajectory: Trajectory) -> list[str]:
     """What was seen at each frame: at first, then after each turn; empty where there was no answer."""
     return [first_observation(trajectory), *(turn.observation or "" for turn in trajectory.turns)]
+
+
+def asked(trajectory: Trajectory) -> list[str]:
+    """The action of each turn, whether it was written as a line, as a function call or in code; empty for none."""
+    view = TaskView.of(get_spec(trajectory.item.task).client)
+    formats = [make_format(name, view) for name in (FormatName.FUNCTION_CALLING, FormatName.CODE_AS_ACTION)]
+    return [_action_in(turn.text, formats) for turn in trajectory.turns]
+
+
+def _action_in(text: str, formats: Sequence[ActionFormat]) -> str:
+    found = (each.find(text).for_environment for each in formats)
+    return parse_action(next((said for said in found if said is not None), text)) or ""
 
 
 def states(trajectory: Trajectory) -> list[Any]:

@@ -19,6 +19,7 @@ from agentgym_rl.viewer.panel import (
     Shape,
     Text,
     Thing,
+    asked,
     first_observation,
     observations,
 )
@@ -60,7 +61,7 @@ def _replayed(trajectory: Trajectory, seen: list[str]) -> list[tuple[Block, ...]
         return []
     from agentgym_rl.envs.babyai.replay import replay
 
-    return list(replay(trajectory.item.index, trajectory.turns, seen[0]))
+    return list(replay(trajectory.item.index, asked(trajectory), seen))
 
 
 # ---------------------------------------------------------------------------------------------------- the agent's words

@@ -6,24 +6,21 @@ from collections.abc import Iterator, Sequence
 
 from minigrid.core.world_object import Door, WorldObj
 
-from agentgym_rl.agent.actions import parse_action
 from agentgym_rl.envs.babyai.environment import BabyAI
 from agentgym_rl.envs.babyai.shapes import shape_of
 from agentgym_rl.envs.babyai.view import describe, state_of
-from agentgym_rl.types import Turn
 from agentgym_rl.viewer.panel import Block, Facts, Grid, Shape, Thing
 
 
-def replay(data_idx: int, turns: Sequence[Turn], opening: str) -> Iterator[tuple[Block, ...]]:
-    """A frame of the start and one after each turn, as long as the world says what was recorded."""
+def replay(data_idx: int, actions: Sequence[str], seen: Sequence[str]) -> Iterator[tuple[Block, ...]]:
+    """A frame of the start and one after each action, as long as the world says what was ``seen``."""
     world = BabyAI()
-    if world.reset(data_idx).observation != opening:
+    if world.reset(data_idx).observation != seen[0]:
         return
     yield _frame(world)
-    for turn in turns:
-        action = parse_action(turn.text)
+    for action, observation in zip(actions, seen[1:], strict=True):
         # A turn without an action is answered by the client and changes nothing.
-        if action is not None and (world.done or world.step(action).observation != turn.observation):
+        if action and (world.done or world.step(action).observation != observation):
             return
         yield _frame(world)
 

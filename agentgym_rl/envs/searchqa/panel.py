@@ -8,7 +8,7 @@ from typing import Any
 
 from agentgym_rl.envs.searchqa.environment import Move, parse_move
 from agentgym_rl.types import Trajectory, Turn
-from agentgym_rl.viewer.panel import Block, Facts, Mark, Panel, Table, Text, Tone, first_observation, states
+from agentgym_rl.viewer.panel import Block, Facts, Mark, Panel, Table, Text, Tone, asked, first_observation, states
 
 _QUESTION = re.compile(r"^ ?Question: (.*)", re.MULTILINE | re.DOTALL)
 _PASSAGE = re.compile(r"^Doc ([0-9]+)\(Title: (.*?)\) ?", re.MULTILINE)
@@ -18,7 +18,7 @@ _RESULTS = re.compile(r"<information>(.*)</information>", re.DOTALL)
 def panel(trajectory: Trajectory) -> Panel:
     """The passages found after each turn, the moves so far, and what the right answer is, as far as it is known."""
     question = match[1].strip() if (match := _QUESTION.search(first_observation(trajectory))) else ""
-    moves = [_move(turn) for turn in trajectory.turns]
+    moves = [_move(turn, action) for turn, action in zip(trajectory.turns, asked(trajectory), strict=True)]
     right, given = _right_answers(trajectory, moves), _last_answer(moves)
     marked = right or ((given,) if given else ())
     tone = Tone.GOOD if right else Tone.NEXT
@@ -34,9 +34,9 @@ def _note(right: Sequence[str], given: str) -> str:
     return "Marked: the agent's answer; the right one is not known here." if given else ""
 
 
-def _move(turn: Turn) -> tuple[str, str]:
+def _move(turn: Turn, action: str) -> tuple[str, str]:
     """Kind and words of a turn's move; the kind is empty when it makes none."""
-    move = parse_move(turn.text)
+    move = parse_move(turn.text) or parse_move(action)
     return ("", "") if move is None else (str(move[0]), move[1])
 
 

@@ -12,14 +12,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from agentgym_rl.agent.actions import parse_action
 from agentgym_rl.envs.textcraft.environment import recipe_book
 from agentgym_rl.errors import ConfigError
 from agentgym_rl.types import Trajectory
-from agentgym_rl.viewer.panel import Block, Meter, Node, Panel, Table, Tone, Tree, first_observation
+from agentgym_rl.viewer.panel import Block, Meter, Node, Panel, Table, Tone, Tree, asked, first_observation
 
 _COMMAND = re.compile(r"craft ([0-9]{1,6}) (.+?) using (.+)", re.IGNORECASE)
 _COUNTED = re.compile(r"\s*([0-9]{1,6}) (.+?)\s*")
+_INPUTS = re.compile(r" using (.+)", re.IGNORECASE)
 _GOAL = re.compile(r"^Goal: craft (.+?)\.?$", re.MULTILINE)
 _GOT = re.compile(r"Got ([0-9]{1,6}) (.+)")
 _CRAFTED = re.compile(r"Crafted ([0-9]{1,6}) (?:minecraft:)?(.+)")
@@ -87,25 +87,31 @@ def _plain(name: str) -> str:
 
 def _crafts_of(trajectory: Trajectory) -> list[_Command]:
     """The crafts that the agent carried out."""
-    return [craft for turn in trajectory.turns if (craft := _craft_of(turn.text, turn.observation or "")) is not None]
+    crafts = (_craft_of(action, reply) for action, reply in _exchanges(trajectory))
+    return [craft for craft in crafts if craft is not None]
 
 
-def _craft_of(text: str, reply: str) -> _Command | None:
-    """What a turn crafted from what; None when it crafted nothing."""
-    done, asked = _CRAFTED.fullmatch(reply.strip()), re.search(r" using (.+)", parse_action(text) or "", re.IGNORECASE)
-    if done is None or asked is None:
+def _exchanges(trajectory: Trajectory) -> Iterator[tuple[str, str]]:
+    """Action and reply of each turn."""
+    for action, turn in zip(asked(trajectory), trajectory.turns, strict=True):
+        yield action, (turn.observation or "").strip()
+
+
+def _craft_of(action: str, reply: str) -> _Command | None:
+    """What an action crafted from what; None when it crafted nothing."""
+    done, inputs = _CRAFTED.fullmatch(reply), _INPUTS.search(action)
+    if done is None or inputs is None:
         return None
-    return _Command(reply.strip(), _plain(done[2]), int(done[1]), _read_inputs(asked[1].replace("_", " ")))
+    return _Command(reply, _plain(done[2]), int(done[1]), _read_inputs(inputs[1].replace("_", " ")))
 
 
 def _inventories(trajectory: Trajectory) -> Iterator[Counter[str]]:
     """What is held at each frame. A listing of the inventory sets right what had been reckoned."""
     held = Counter[str]()
     yield held
-    for turn in trajectory.turns:
-        reply = (turn.observation or "").strip()
+    for action, reply in _exchanges(trajectory):
         held = Counter(held)
-        if craft := _craft_of(turn.text, reply):
+        if craft := _craft_of(action, reply):
             held.subtract(dict(_summed(craft.inputs)))
             held[craft.item] += craft.count
         elif got := _GOT.fullmatch(reply):

@@ -11,7 +11,20 @@ from dataclasses import dataclass, field
 
 from agentgym_rl.envs.webarena.actions import NotAnAction, read_action, written_action
 from agentgym_rl.types import Trajectory
-from agentgym_rl.viewer.panel import Block, Facts, Image, Node, Panel, Text, Tone, Tree, is_image, observations, states
+from agentgym_rl.viewer.panel import (
+    Block,
+    Facts,
+    Image,
+    Node,
+    Panel,
+    Text,
+    Tone,
+    Tree,
+    asked,
+    is_image,
+    observations,
+    states,
+)
 
 _PARTS = re.compile(
     r"OBSERVATION:\n(?P<page>.*)\nURL: (?P<url>.*)\nOBJECTIVE: (?P<objective>.*)\nPREVIOUS ACTION: (?P<action>.*)",
@@ -19,6 +32,8 @@ _PARTS = re.compile(
 )
 _LINE = re.compile(r"(?P<tabs>\t*)\[(?P<number>\d+)\] (?P<text>.*)")
 _MAX_LINES = 2000
+_MAX_SHOWN = 500
+"""Characters of an action."""
 
 
 @dataclass(slots=True)
@@ -38,18 +53,19 @@ def panel(trajectory: Trajectory) -> Panel:
     """Page, address and next action at each frame."""
     told = states(trajectory)
     seen = observations(trajectory)
-    frames = tuple(_frame(trajectory, number, text, told[number]) for number, text in enumerate(seen))
-    return Panel(frames)
+    actions = [
+        written_action(turn.text) or action for turn, action in zip(trajectory.turns, asked(trajectory), strict=True)
+    ]
+    return Panel(tuple(_frame(*frame) for frame in zip(seen, [*actions, ""], told, strict=True)))
 
 
-def _frame(trajectory: Trajectory, number: int, text: str, state: object) -> tuple[Block, ...]:
-    following = trajectory.turns[number].text if number < len(trajectory.turns) else ""
+def _frame(text: str, following: str, state: object) -> tuple[Block, ...]:
     blocks: list[Block] = []
     parts = _PARTS.fullmatch(text.strip())
     page = parts["page"] if parts else text
     rows = [("Objective", parts["objective"]), ("Address", parts["url"])] if parts else []
     if following:
-        rows.append(("Next action", (written_action(following) or following).strip()[:500]))
+        rows.append(("Next action", following[:_MAX_SHOWN]))
     if rows:
         blocks.append(Facts(tuple(rows)))
     screenshot = state.get("screenshot") if isinstance(state, dict) else None
@@ -58,10 +74,10 @@ def _frame(trajectory: Trajectory, number: int, text: str, state: object) -> tup
     return (*blocks, *_page(page, _element_of(following)))
 
 
-def _element_of(turn_text: str) -> int | None:
-    """The element that a turn acts on."""
+def _element_of(action: str) -> int | None:
+    """The element that an action is about."""
     try:
-        return read_action(turn_text).element if turn_text else None
+        return read_action(f"```{action}```").element if action else None
     except NotAnAction:
         return None
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.episodes import made_up, played
 
+from agentgym_rl.agent.formats import FormatName, TaskView, make_format
 from agentgym_rl.envs.babyai import SPEC as BABYAI
 from agentgym_rl.envs.registry import get_spec
 from agentgym_rl.envs.textcraft import SPEC as TEXTCRAFT
@@ -74,6 +75,16 @@ def test_textcraft_tree_tells_what_is_done_and_what_comes_next(fence: Trajectory
     assert [child.tone for child in before_last.children] == [Tone.GOOD, Tone.GOOD]
     assert before_last.tone == Tone.NEXT
     assert shown(panel, 7, Tree).roots[0].tone == Tone.GOOD
+
+
+def test_textcraft_reads_actions_that_are_calls_of_functions_or_code() -> None:
+    opening = "Crafting commands:\ncraft 1 lamp using 2 glass\n\nGoal: craft lamp."
+    view = TaskView.of(TEXTCRAFT.client)
+    written = [make_format(name, view).write("craft 1 lamp using 2 glass") for name in FormatName]
+    for text in written:
+        answers = [("Action: get 2 glass", "Got 2 glass", 0.0, False), (text, "Crafted 1 minecraft:lamp", 1.0, True)]
+        panel = panel_of(made_up("textcraft", 0, opening, answers))
+        assert dict(row[:2] for row in shown(panel, 2, Table).rows) == {"glass": "0", "lamp": "1"}, text
 
 
 def test_textcraft_commands_tell_how_often_each_was_used(fence: Trajectory) -> None:
