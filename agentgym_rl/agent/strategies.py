@@ -21,7 +21,7 @@ import functools
 import importlib
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, ClassVar, TypeVar
 
@@ -50,12 +50,16 @@ class Text:
     @classmethod
     def of(cls, *pieces: tuple[PartKind | None, str]) -> Text:
         """Pieces end to end; those without a kind, such as labels and line breaks, belong to no part."""
-        parts, position = [], 0
+        return cls("").then(*pieces)
+
+    def then(self, *pieces: tuple[PartKind | None, str]) -> Text:
+        """The same with further pieces behind it."""
+        parts, position = list(self.parts), len(self.content)
         for kind, piece in pieces:
             if kind is not None and piece:
                 parts.append(Part(kind, position, position + len(piece)))
             position += len(piece)
-        return cls("".join(piece for _, piece in pieces), tuple(parts))
+        return Text(self.content + "".join(piece for _, piece in pieces), tuple(parts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,11 +240,8 @@ class Plan(Agent):
     _has_planned = False
 
     def first_observation(self, observation: str) -> Text:
-        shown = super().first_observation(observation)
         request = "Before you act, write your plan: a few short steps."
-        begin = len(shown.content) + 2
-        part = Part(PartKind.INSTRUCTION, begin, begin + len(request))
-        return Text(f"{shown.content}\n\n{request}", (*shown.parts, part))
+        return super().first_observation(observation).then((None, "\n\n"), (PartKind.INSTRUCTION, request))
 
     def read(self, text: str) -> Reply:
         if not self._has_planned:
@@ -250,15 +251,17 @@ class Plan(Agent):
         for part in reply.parts:
             if part.kind == PartKind.PLAN:
                 self.plan = text[part.start : part.end]
-        return reply
+        return reply if reply.answer is None else replace(reply, answer=self._in_view(reply.answer))
 
     def preface(self, actions: Sequence[str]) -> str | None:
         return "\n".join(f"{number}. {action}" for number, action in enumerate(actions, 1))
 
     def observe(self, observation: str) -> Text:
-        if not self.plan:
-            return super().observe(observation)
-        return Text.of((PartKind.OBSERVATION, observation), (None, "\n\nYour plan: "), (PartKind.PLAN, self.plan))
+        return self._in_view(super().observe(observation))
+
+    def _in_view(self, shown: Text) -> Text:
+        """``shown``, and the plan after it."""
+        return shown.then((None, "\n\nYour plan: "), (PartKind.PLAN, self.plan)) if self.plan else shown
 
     def _read_first_plan(self, text: str) -> Reply:
         """The turn up to where it begins to think or act, which it was not asked for yet."""
