@@ -14,13 +14,15 @@ import pytest
 from agentgym_rl.client.addresses import parse_addresses
 from agentgym_rl.errors import ConfigError
 from verl.agent_trainer.loading import RENAMED_KEYS, as_yaml, known_keys, load_config, parse_command_line
-from verl.config import GenerationConfig, PPOConfig, SFTConfig
+from verl.config import AgentEvolConfig, DPOConfig, GenerationConfig, PPOConfig, SFTConfig
 
 CASES = Path(__file__).parents[2] / "cases"
 ROOTS: dict[str, tuple[type, str]] = {
     "main_ppo": (PPOConfig, "ppo_trainer"),
     "main_generation": (GenerationConfig, "generation"),
     "main_sft": (SFTConfig, "sft_trainer"),
+    "main_dpo": (DPOConfig, "dpo_trainer"),
+    "main_agentevol": (AgentEvolConfig, "agentevol"),
 }
 REQUIRED = {
     "main_ppo": (
@@ -36,6 +38,14 @@ REQUIRED = {
         "model.path=model",
     ),
     "main_sft": ("data.train_file=train.jsonl", "model.path=model"),
+    "main_dpo": ("data.train_file=pairs.jsonl", "model.path=model"),
+    "main_agentevol": (
+        "data.train_file=items",
+        "data.val_file=others",
+        "agentgym.task_name=textcraft",
+        "agentgym.env_addr=http://127.0.0.1:1",
+        "model.path=model",
+    ),
 }
 # A value that only makes sense beside another.
 COMPANIONS = {
@@ -338,3 +348,34 @@ def test_values_with_commas_between_are_a_list_only_where_the_key_takes_one() ->
         load("main_ppo", "data.train_batch_size=8,16")
     with pytest.raises(ConfigError, match="neither deletions nor sweeps"):
         load("main_ppo", "data.train_batch_size=range(1,9)")
+
+
+@pytest.mark.parametrize(
+    ("program", "overrides", "message"),
+    [
+        ("main_sft", ["trainer.test_freq=5"], "needs data.val_file, agentgym.task_name, agentgym.env_addr"),
+        ("main_sft", ["rollout.n=2"], "rollout.n=2: validation samples by rollout.val_kwargs.n"),
+        ("main_sft", ["data.truncation=left"], "data.truncation='left': must be one of error, right"),
+        ("main_sft", ["trainer.resume_mode=resume_path"], "needs trainer.resume_from_path"),
+        ("main_dpo", ["trainer.val_before_train=True"], "validation needs data.val_file"),
+        ("main_dpo", ["data.train_batch_size=1", "trainer.n_gpus_per_node=2"], "each needs at least one row"),
+        ("main_agentevol", ["algorithm.iterations=0"], "algorithm.iterations=0: must be at least 1"),
+        ("main_agentevol", ["algorithm.explored=best"], "must be one of one_per_item, all"),
+        ("main_agentevol", ["algorithm.reward_threshold=high"], "must be a number or null, or a list of them"),
+        ("main_agentevol", ["algorithm.reward_threshold=[1,2]"], "an entry for each of the 1 tasks"),
+        ("main_agentevol", ["trainer.resume_mode=disable"], "must be auto; to begin anew take another"),
+        ("main_agentevol", ["trainer.test_freq=5"], "every iteration ends with an evaluation"),
+        ("main_agentevol", ["rollout.rollout_log_dir=x"], "each iteration has its folder"),
+    ],
+)
+def test_impossible_trainings_on_data_are_refused(program: str, overrides: Sequence[str], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(program, *overrides)
+    assert message in str(caught.value)
+
+
+def test_a_threshold_may_be_one_for_all_tasks_or_one_each() -> None:
+    several = ["agentgym.task_name=[textcraft,babyai]", "agentgym.env_addr=[http://127.0.0.1:1,http://127.0.0.1:2]"]
+    thresholds = load("main_agentevol", *several, "algorithm.reward_threshold=[1,null]").thresholds
+    assert thresholds == {"textcraft": 1, "babyai": None}
+    assert load("main_agentevol", *several, "algorithm.reward_threshold=0.5").thresholds["babyai"] == 0.5
