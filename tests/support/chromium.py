@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from agentgym_rl.envs.webarena.browser import find_chromium
@@ -67,3 +68,13 @@ def watched_page(browser: Browser, **options: Any) -> Iterator[Watched]:
         assert not watched.troubles, f"the page: {watched.troubles}"
     finally:
         context.close()
+
+
+def serious_findings(page: Page) -> list[str]:
+    """What axe finds serious or critical for readers who cannot see, hear or point."""
+    return [
+        f"{each['id']}: {node['html'][:200]}"
+        for each in Axe().run(page).response["violations"]
+        if each["impact"] in ("serious", "critical")
+        for node in each["nodes"]
+    ]

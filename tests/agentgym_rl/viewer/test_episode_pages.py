@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 import requests
 from playwright.sync_api import Browser, Page, expect
-from support.chromium import Watched, watched_page
+from support.chromium import Watched, serious_findings, watched_page
 from support.episodes import made_up, played
 from support.judges import scripted_model
 
@@ -93,9 +94,9 @@ def url(folder: Path) -> Iterator[str]:
 
 
 @contextmanager
-def at(browser: Browser, address: str) -> Iterator[Watched]:
+def at(browser: Browser, address: str, **options: Any) -> Iterator[Watched]:
     """A page on an address; at the end nobody but the viewer was asked, and nothing of a text had become an element."""
-    with watched_page(browser) as watched:
+    with watched_page(browser, **options) as watched:
         watched.page.goto(address)
         yield watched
         assert watched.hosts == {urlsplit(address).netloc}
@@ -180,6 +181,27 @@ def test_a_panel_that_fails_is_told_and_the_rest_of_the_page_stands(
 
 def panel_frames(url: str, id: str) -> int:
     return len(requests.get(f"{url}/api/trajectories/{id}/panel", timeout=30).json()["frames"])
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_pages_are_accessible_and_fit_narrow_and_wide_windows(browser: Browser, url: str, scheme: str) -> None:
+    good, bad = ids_of(url, "textcraft_200")
+    [world] = ids_of(url, "babyai_7")
+    with at(browser, f"{url}/#/runs", color_scheme=scheme) as watched:
+        page = watched.page
+        for address, awaited in (
+            (f"#/trajectory/{good}?turn=3", ".block-tree"),
+            (f"#/trajectory/{world}?turn=1", "svg.grid"),
+            (f"#/compare?left={good}&right={bad}", ".compared"),
+            ("#/export", "a[download]"),
+            ("#/play", "pre"),
+        ):
+            page.goto(f"{url}/{address}")
+            expect(page.locator(awaited).first).to_be_visible()
+            assert serious_findings(page) == []
+            for width in (700, 1280, 2560):
+                page.set_viewport_size({"width": width, "height": 900})
+                assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), (width, address)
 
 
 # ---------------------------------------------------------------------------------------------------------- comparison
@@ -275,6 +297,7 @@ def test_an_item_is_played_by_hand_and_by_a_model_saved_and_closed(
             page.get_by_role("button", name="Act", exact=True).click()
             expect(page.locator("#turn-2")).to_contain_text("<script>alert(2)</script>")
             expect(page.locator(".block-table").first).to_contain_text("bamboo")
+            assert serious_findings(page) == []
             page.get_by_role("button", name="Model plays on").click()  # until it fails
             expect(page.get_by_role("alert")).to_contain_text("HTTP 500")
             expect(page.locator(".turn")).to_have_count(3)
