@@ -28,12 +28,19 @@ def add_make_pairs(subcommands: Any) -> None:
         metavar="SCORE",
         help="the chosen one has at least this score (default: it is a success of its task)",
     )
+    parser.add_argument(
+        "--experts",
+        type=Path,
+        metavar="PATH",
+        help="conversations, as demonstrate writes them, to prefer to samples that are not good enough to be chosen",
+    )
     parser.add_argument("--per-item", type=int, default=1, metavar="N", help="pairs of one item, at most (default: 1)")
     parser.add_argument("--seed", type=int, default=0, help="chance between pairs that are as good (default: 0)")
     parser.set_defaults(run=_make_pairs)
 
 
 def _make_pairs(options: argparse.Namespace) -> None:
+    from agentgym_rl.data.conversations import read_conversations
     from agentgym_rl.data.pairs import PairRules, make_pairs, write_pairs
     from agentgym_rl.rollout.log import read_trajectories
     from agentgym_rl.types import Trajectory
@@ -47,7 +54,8 @@ def _make_pairs(options: argparse.Namespace) -> None:
         if not found:
             raise ConfigError(f"{path}: holds no trajectories")
         trajectories += found
-    made = make_pairs(trajectories, rules)
+    experts = read_conversations(options.experts) if options.experts else ()
+    made = make_pairs(trajectories, rules, experts=experts)
     print("\n".join(made.lines()))
     if not made.pairs:
         raise ConfigError(f"no pairs among {len(trajectories)} trajectories")

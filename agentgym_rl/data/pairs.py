@@ -6,6 +6,7 @@ of messages is read as well, and ``prompt``, messages that both sides begin with
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ from typing import Any
 
 from agentgym_rl.data.conversations import Conversation, parse_row, read_rows, write_rows
 from agentgym_rl.errors import ConfigError
-from agentgym_rl.types import Message, Trajectory
+from agentgym_rl.types import Message, Role, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,16 +121,21 @@ class MadePairs:
         return told + [f"{count} items without: {reason}" for reason, count in self.without.items()]
 
 
-def make_pairs(trajectories: Iterable[Trajectory], rules: PairRules) -> MadePairs:
+def make_pairs(
+    trajectories: Iterable[Trajectory], rules: PairRules, *, experts: Iterable[Conversation] = ()
+) -> MadePairs:
     """Pairs of trajectories of the same item that begin with the same messages; faults are left out.
 
-    Of an item's pairs those come first whose trajectories stand in fewest pairs so far, then those with the widest gap.
-    The same trajectories give the same pairs, in whatever order they come.
+    ``experts`` are conversations that are preferred to every trajectory of their item that is not good enough to be
+    chosen itself (Song et al. 2024, https://arxiv.org/abs/2403.02502). Of an item's pairs those come first whose sides
+    stand in fewest pairs so far, then those with the widest gap. The same input gives the same pairs, in any order.
     """
-    by_item: dict[str, list[Trajectory]] = {}
+    by_item: dict[str, list[_Sample]] = {}
     for trajectory in trajectories:
         if not trajectory.masked:
-            by_item.setdefault(trajectory.item.item_id, []).append(trajectory)
+            by_item.setdefault(trajectory.item.item_id, []).append(_Sample.of(trajectory, rules))
+    for conversation in experts:
+        by_item.setdefault(conversation.item_id, []).append(_Sample.expert(conversation))
     pairs: list[Pair] = []
     without: Counter[str] = Counter()
     for _, samples in sorted(by_item.items()):
@@ -140,37 +146,63 @@ def make_pairs(trajectories: Iterable[Trajectory], rules: PairRules) -> MadePair
     return MadePairs(tuple(pairs), len(by_item), dict(without))
 
 
-_Candidate = tuple[Trajectory, Trajectory]
+@dataclass(frozen=True, eq=False)
+class _Sample:
+    """One side of possible pairs."""
+
+    conversation: Conversation
+    score: float
+    """Infinite for an expert's."""
+    is_good: bool
+    """It may be chosen."""
+    opening: tuple[Message, ...]
+    """The messages before the first turn."""
+
+    @classmethod
+    def of(cls, trajectory: Trajectory, rules: PairRules) -> _Sample:
+        is_good = trajectory.success if rules.threshold is None else trajectory.score >= rules.threshold
+        turns = trajectory.turn_messages
+        opening = trajectory.messages[: turns[0]] if turns else trajectory.messages
+        return cls(Conversation.of(trajectory), trajectory.score, is_good, opening)
+
+    @classmethod
+    def expert(cls, conversation: Conversation) -> _Sample:
+        shown = [
+            index
+            for index, message in enumerate(conversation.messages)
+            if message.role == Role.ASSISTANT and conversation.train_flags[index] is not False
+        ]
+        opening = conversation.messages[: shown[0]] if shown else conversation.messages
+        return cls(conversation, math.inf, True, opening)
+
+    @property
+    def reward(self) -> float | None:
+        return self.score if math.isfinite(self.score) else None
 
 
-def _candidates(samples: Sequence[Trajectory], rules: PairRules) -> list[_Candidate]:
-    ordered = sorted(samples, key=lambda sample: (sample.score, str(sample.messages)))
-    chosen = [sample for sample in ordered if _passes(sample, rules)]
+_Candidate = tuple[_Sample, _Sample]
+
+
+def _candidates(samples: Sequence[_Sample], rules: PairRules) -> list[_Candidate]:
+    ordered = sorted(samples, key=lambda sample: (sample.score, str(sample.conversation.messages)))
     return [
         (better, worse)
-        for better, worse in product(chosen, ordered)
+        for better, worse in product([sample for sample in ordered if sample.is_good], ordered)
         if better.score > worse.score
         and better.score - worse.score >= rules.min_gap
-        and _opening(better) == _opening(worse)
-        and better.messages != worse.messages
+        and not (math.isinf(better.score) and worse.is_good)
+        and better.opening == worse.opening
+        and better.conversation.messages != worse.conversation.messages
     ]
 
 
-def _passes(trajectory: Trajectory, rules: PairRules) -> bool:
-    return trajectory.success if rules.threshold is None else trajectory.score >= rules.threshold
-
-
-def _opening(trajectory: Trajectory) -> tuple[Message, ...]:
-    """The messages before the first turn."""
-    turns = trajectory.turn_messages
-    return trajectory.messages[: turns[0]] if turns else trajectory.messages
-
-
-def _why_none(samples: Sequence[Trajectory], rules: PairRules) -> str:
+def _why_none(samples: Sequence[_Sample], rules: PairRules) -> str:
     if len(samples) < 2:
         return "a single sample"
-    if not any(_passes(sample, rules) for sample in samples):
+    if not any(sample.is_good for sample in samples):
         return "no sample is good enough to be chosen"
+    if all(sample.is_good for sample in samples):
+        return "no sample is bad enough to be rejected"
     scores = [sample.score for sample in samples]
     if max(scores) == min(scores) or max(scores) - min(scores) < rules.min_gap:
         return "no two samples differ enough in score"
@@ -182,7 +214,7 @@ def _pick(candidates: Sequence[_Candidate], rules: PairRules) -> Iterator[Pair]:
     if not candidates:
         return
     left = list(candidates)
-    random.Random(f"{rules.seed} {candidates[0][0].item.item_id}").shuffle(left)
+    random.Random(f"{rules.seed} {candidates[0][0].conversation.item_id}").shuffle(left)
     uses: Counter[int] = Counter()
 
     def rank(pair: _Candidate) -> tuple[int, float]:
@@ -191,6 +223,6 @@ def _pick(candidates: Sequence[_Candidate], rules: PairRules) -> Iterator[Pair]:
 
     for _ in range(min(rules.per_item, len(left))):
         better, worse = min(left, key=rank)
-        left = [pair for pair in left if pair != (better, worse)]
+        left.remove((better, worse))
         uses.update([id(better), id(worse)])
-        yield Pair(Conversation.of(better), Conversation.of(worse), better.score, worse.score)
+        yield Pair(better.conversation, worse.conversation, better.reward, worse.reward)

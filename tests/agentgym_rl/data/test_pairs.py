@@ -9,7 +9,7 @@ import pytest
 from support.rollouts import make_trajectory
 
 from agentgym_rl.cli import main
-from agentgym_rl.data.conversations import Conversation, TokenRecord, sampled_flags
+from agentgym_rl.data.conversations import Conversation, TokenRecord, sampled_flags, write_conversations
 from agentgym_rl.data.pairs import PairRules, make_pairs, parse_pair, read_pairs, write_pairs
 from agentgym_rl.errors import ConfigError
 from agentgym_rl.rollout.log import TrajectoryLog
@@ -58,6 +58,20 @@ def test_samples_that_begin_otherwise_make_no_pair():
 def test_faults_make_no_pair():
     fault = played(1, 0.0, "bad", stop_reason=StopReason.ENV_ERROR, error="gone")
     assert make_pairs([played(1, 1.0, "good"), fault], PairRules()).without == {"a single sample": 1}
+
+
+def expert(item, text, *, opening="start"):
+    messages = (Message(Role.USER, opening), Message(Role.ASSISTANT, text))
+    return Conversation(f"toy_{item}", messages, (None, True))
+
+
+def test_an_expert_is_preferred_to_failures_and_not_to_successes():
+    samples = [played(1, 0.0, "bad"), played(1, 1.0, "good"), played(2, 0.0, "bad"), played(3, 1.0, "good")]
+    made = make_pairs(samples, PairRules(per_item=9), experts=[expert(n, "expert") for n in (1, 2, 3)])
+    assert texts(made.pairs) == [("expert", "bad"), ("good", "bad"), ("expert", "bad")]
+    assert made.pairs[0].chosen_reward is None and made.pairs[1].chosen_reward == 1.0
+    assert made.without == {"no sample is bad enough to be rejected": 1}
+    assert make_pairs(samples[:1], PairRules(), experts=[expert(1, "x", opening="other")]).pairs == ()
 
 
 def test_several_pairs_of_an_item_take_each_sample_before_any_twice():
@@ -117,6 +131,10 @@ def test_the_command_pairs_the_results_of_several_evaluations(tmp_path, capsys):
     assert texts(read_pairs(tmp_path / "pairs.jsonl")) == [("good", "bad")]
     assert main([*arguments, "--min-gap", "2"]) == 1
     assert "no pairs among 2 trajectories" in capsys.readouterr().err
+    write_conversations(tmp_path / "experts.jsonl", [expert(1, "expert")])
+    assert main([*arguments, "--experts", str(tmp_path / "experts.jsonl"), "--per-item", "2"]) == 0
+    assert texts(read_pairs(tmp_path / "pairs.jsonl")) == [("expert", "bad"), ("good", "bad")]
+    capsys.readouterr()
     assert main(["make-pairs", str(tmp_path / "none"), "--out", str(tmp_path / "x.jsonl")]) == 1
     assert "holds no trajectories" in capsys.readouterr().err
     assert main([*arguments, "--per-item", "0"]) == 1
