@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from agentgym_rl.data.commands import add_make_pairs
+from agentgym_rl.doctor.command import add_doctor
 from agentgym_rl.envs.commands import TaskParser, add_bench, add_check, add_play, add_serve
 from agentgym_rl.errors import AgentGymError
 from agentgym_rl.evaluation.commands import add_compare, add_eval
@@ -71,6 +72,7 @@ _SUBCOMMANDS = (
     add_bench,
     add_eval,
     add_compare,
+    add_doctor,
     _add_demonstrate,
     add_make_pairs,
     add_view,

@@ -38,8 +38,11 @@ _MARKS = {END_ID: _Mark("<|end|>"), **{id: _Mark(f"<|{role}|>") for role, id in 
 class CharacterTokenizer:
     """The part of a Hugging Face tokenizer that a chat template needs; contents never become control tokens."""
 
-    eos_token_id: int | None = END_ID
-    unk_token_id: int | None = None
+    eos_token_id: int | None
+    unk_token_id: int | None
+
+    def __init__(self) -> None:
+        self.eos_token_id, self.unk_token_id = END_ID, None
 
     @property
     def all_special_ids(self) -> list[int]:

@@ -226,6 +226,6 @@ def _plan(evaluation: HostedEvaluation, items: Sequence[Item], num_requests: int
     return (
         f"plan: {len(items)} items x {evaluation.n_samples} samples = {num_requests} trajectories of at most "
         f"{evaluation.max_rounds} rounds{done}\n"
-        f"      {model.model} at {model.api_base}, temperature {model.temperature:g}, {model.max_tokens} tokens a turn at "
-        f"most, {evaluation.concurrency} trajectories at once"
+        f"      {model.model} at {model.api_base}, temperature {model.temperature:g}, turns of at most "
+        f"{model.max_tokens} tokens, {evaluation.concurrency} trajectories at once"
     )

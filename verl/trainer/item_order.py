@@ -17,10 +17,9 @@ from verl.config import DataConfig
 from verl.utils.seeding import derive_seed
 
 RowT = TypeVar("RowT")
-RowT_co = TypeVar("RowT_co", covariant=True)
 
 
-class Order(Protocol[RowT_co]):
+class Order(Protocol[RowT]):
     """Batches of rows by step, counted from 1 over all epochs."""
 
     @property
@@ -30,11 +29,11 @@ class Order(Protocol[RowT_co]):
         """Epoch of a step, counted from 0."""
         ...
 
-    def batch(self, step: int) -> list[RowT_co]:
+    def batch(self, step: int) -> list[RowT]:
         """The rows of training step ``step``; none comes twice."""
         ...
 
-    def others(self, step: int) -> Iterator[RowT_co]:
+    def others(self, step: int) -> Iterator[RowT]:
         """Further rows for training step ``step``, without end; of as many as a batch has, none comes twice."""
         ...
 
