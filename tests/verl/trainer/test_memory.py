@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from verl.config import ActorRolloutRefConfig, PPOConfig, RolloutConfig
+from verl.config import ActorRolloutRefConfig, ModelConfig, PPOConfig, RolloutConfig
+from verl.models.attention import PACKED_ATTENTION
 from verl.models.log_probs import KEEP_BYTES
-from verl.models.shapes import ModelShape
+from verl.models.policy import PolicyModule
+from verl.models.shapes import ModelShape, shape_from_config
+from verl.protocol import DataProto
 from verl.trainer import memory
 from verl.trainer.memory import Machine, MemoryPlan, Part, plan_memory
 
@@ -54,6 +59,41 @@ def test_an_actor_on_gpus_is_shared_out_in_float32_and_computes_in_16_bit() -> N
         "activations": activations,
         "logits": 5000 * 1000 * 4,
     }
+
+
+def kept_numbers(model: Qwen2ForCausalLM, num_tokens: int) -> float:
+    """Numbers that autograd keeps of a forward pass, weights left out, per token."""
+    module = PolicyModule(model, 1.0, None).train()
+    weights = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
+    kept: dict[int, torch.Tensor] = {}
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor  # held, so that no address is used twice
+        return tensor
+
+    batch = DataProto.from_sequences([[1] * num_tokens], [[0] * (num_tokens - 4) + [1] * 4])
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        result = module(batch, with_entropy=False, reference=None)
+    assert result.numbers.requires_grad
+    storages = {data: tensor.untyped_storage().nbytes() for data, tensor in kept.items() if data not in weights}
+    return sum(storages.values()) / 4 / num_tokens
+
+
+def test_activations_are_what_autograd_keeps_of_a_real_model() -> None:
+    config = Qwen2Config(
+        vocab_size=100,
+        hidden_size=128,
+        intermediate_size=352,
+        num_hidden_layers=8,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+    )
+    model = Qwen2ForCausalLM._from_config(config, attn_implementation=PACKED_ATTENTION)
+    shape = shape_from_config(config.to_dict())
+    assert shape is not None
+    part = memory._activations(shape, ModelConfig(path="x"), Machine("cpu", 1), 1)
+    assert part.num_bytes / 4 == pytest.approx(kept_numbers(model, 256), rel=0.1)
 
 
 def test_checkpointing_keeps_what_goes_into_a_layer_and_one_layer_whole() -> None:
