@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -160,30 +162,21 @@ def test_what_does_not_exist_is_a_configuration_error(values, message):
         AgentChoice(**values)
 
 
-OWN = '''
-from agentgym_rl.agent.strategies import Agent, Text
-from agentgym_rl.types import PartKind
-
-
-class Careful(Agent):
-    """Sees with every observation how many actions it has taken."""
-
-    lead = "Doubt: <what may go wrong>\\n"
-    actions = 0
-
-    def observe(self, observation):
-        self.actions += 1
-        return Text.of((PartKind.OBSERVATION, observation), (None, f" ({self.actions})"))
-'''
+DOCUMENT = Path(__file__).parents[3] / "docs" / "agents.md"
 
 
 def test_a_user_adds_a_way_of_thinking_in_one_file(tmp_path, monkeypatch):
-    (tmp_path / "careful_agent.py").write_text(OWN)
+    """The one that the documentation shows."""
+    (example,) = re.findall(r"```python\n# careful.py\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    (tmp_path / "careful.py").write_text(example)
     monkeypatch.syspath_prepend(tmp_path)
-    agent = AgentChoice("careful_agent:Careful").make(TASK)
+    monkeypatch.delitem(sys.modules, "careful", raising=False)
+    agent = AgentChoice("careful:Careful").make(TASK)
     assert "Doubt: <what may go wrong>\nAction: <one action>" in agent.instruction()
-    assert [agent.observe("a door").content for _ in range(2)] == ["a door (1)", "a door (2)"]
-    sys.modules.pop("careful_agent")
+    assert [agent.observe("a door").content for _ in range(2)] == [
+        *("a door\n(1 actions so far)", "a door\n(2 actions so far)"),
+    ]
+    sys.modules.pop("careful")
 
 
 def test_a_way_of_thinking_can_be_given_a_name(monkeypatch):
