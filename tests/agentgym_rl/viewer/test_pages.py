@@ -448,6 +448,22 @@ def test_a_turn_can_be_linked_to_and_a_trajectory_copied(browser: Browser, tmp_p
         expect(page.locator("section.present")).to_have_attribute("aria-label", "Turn 2")
 
 
+def test_a_failure_is_compared_with_a_success_of_its_group(browser: Browser, tmp_path: Path) -> None:
+    failure = make_trajectory(1, turns=[LOOK, ("Now?", "get 1 log", "Got 1 log.")])
+    others = [
+        make_trajectory(1, sample=sample, turns=[LOOK] * turns, score=1.0, success=True, stop_reason=StopReason.DONE)
+        for sample, turns in ((1, 3), (2, 1))
+    ]
+    write_rows(tmp_path / "step1/0.jsonl", [failure, *others])
+    with viewing(browser, tmp_path) as watched:
+        page = watched.page
+        page.keyboard.press("t")
+        first_row(page).click()
+        page.get_by_role("link", name="2 of 3 in the group succeeded: compare with sample 2.").click()
+        expect(page).to_have_url(re.compile(r"#/compare\?left=\w+-0&right=\w+-2$"))
+        expect(page.locator(".compared").first).to_be_visible()
+
+
 def test_a_fault_says_what_went_wrong(browser: Browser, tmp_path: Path) -> None:
     fault = make_trajectory(
         1, turns=(), stop_reason=StopReason.ENV_ERROR, error="EnvTimeout: no answer in 60 s", attempt=2

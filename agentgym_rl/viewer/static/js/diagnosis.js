@@ -2,8 +2,16 @@
 
 import { isFault } from "./outcome.js";
 
-/** Sentences `[text, turn]`, where `turn` (counted from 1, or null) is the first one that shows it. */
-export function findings({ summary, turns, messages }) {
+/**
+ * Sentences `{text, turn, other}`: `turn` (counted from 1, or null) is the first that shows it, `other` (or null) the id
+ * of a trajectory that it is best seen beside.
+ */
+export function findings(record) {
+  const inTurns = inOne(record).map(([text, turn]) => ({ text, turn, other: null }));
+  return [...inTurns, ...besideOthers(record)];
+}
+
+function inOne({ summary, turns, messages }) {
   const actions = turns.map((turn) => actionOf(messages, turn));
   const found = [
     isFault(summary) ? ["A fault: it is not trained on and counts in no average.", null] : null,
@@ -17,6 +25,15 @@ export function findings({ summary, turns, messages }) {
     lastReward(turns),
   ];
   return found.filter(Boolean);
+}
+
+/** Of a failure: whether others of its group succeeded, the shortest of whom it can be compared with. */
+function besideOthers({ summary, group }) {
+  const successes = group.filter((each) => each.success);
+  if (summary.success || !successes.length) return [];
+  const shortest = successes.reduce((best, each) => (each.turns < best.turns ? each : best));
+  const text = `${successes.length} of ${group.length} in the group succeeded: compare with sample ${shortest.sample_index}.`;
+  return [{ text, turn: null, other: shortest.id }];
 }
 
 function actionOf(messages, { message }) {

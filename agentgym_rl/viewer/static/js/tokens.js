@@ -110,9 +110,14 @@ function columnsOf(tokens) {
     ...values,
   };
   if (columns.log_probs) {
-    columns.gap = columns.log_probs.map((value, index) => (value === null ? null : value - engine[index]));
+    columns.gap = columns.log_probs.map((value, index) => (value === null ? null : difference(value, engine[index])));
   }
   return columns;
+}
+
+/** Of two float32 numbers, without the digits that only their decimals have. */
+function difference(one, other) {
+  return Number((one - other).toPrecision(6));
 }
 
 function scaleOf(values, kind) {

@@ -9,7 +9,7 @@ import { readingState } from "../js/state.js";
 
 addPage("run", { title: "Run", show });
 
-// What is drawn at once; a key that ends in a slash stands for all below it.
+// What is drawn at once; a key that ends in a slash stands for all below it that are not always 0.
 const CHARTS = [
   ["Reward", ["rollout/score_mean", "val/score_mean"]],
   ["Success", ["rollout/success_mean", "val/success_mean"]],
@@ -112,7 +112,7 @@ function matches(name, key) {
 function linesOf(feeds, keys) {
   return feeds.flatMap((feed, index) =>
     keys
-      .flatMap((key) => [...feed.series].filter(([name]) => matches(name, key)))
+      .flatMap((key) => [...feed.series].filter(([name, values]) => matches(name, key) && (name === key || values.some(Boolean))))
       .map(([name, values], place) => ({
         label: feeds.length > 1 ? `${shortName(name, keys)} · ${feed.run}` : shortName(name, keys),
         steps: feed.steps,

@@ -174,7 +174,7 @@ function heading(record, neighbours, { from, tools, addressOf }) {
     ),
     h("p", { class: isFault(summary) ? "problem" : "muted" }, explanation(summary), summary.error ? ` ${summary.error}` : null),
     h("ul", { class: "findings", "aria-label": "What stands out" },
-      findings(record).map(([text, turn]) => h("li", {}, turn === null ? text : h("a", { href: addressOf(turn) }, text)))),
+      findings(record).map((finding) => h("li", {}, findingLink(finding, summary, addressOf)))),
     h("div", { class: "row stats" },
       h("a", { href: link("run", summary.run) }, summary.run === "." ? "run" : summary.run),
       h("a", { href: link("trajectories", "", step) }, `${summary.phase} step ${summary.step}`),
@@ -193,6 +193,11 @@ function heading(record, neighbours, { from, tools, addressOf }) {
           record.group.map((each) => groupLink(each, summary.id, from)))
       : null,
   );
+}
+
+function findingLink({ text, turn, other }, { id }, addressOf) {
+  if (other !== null) return h("a", { href: link("compare", "", { left: id, right: other }) }, text);
+  return turn === null ? text : h("a", { href: addressOf(turn) }, text);
 }
 
 function fact(name, value, title = null) {
