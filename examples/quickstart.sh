@@ -47,7 +47,7 @@ smollm2)
   ;;
 esac
 
-bash scripts/setup.sh train envs "${extras[@]}"
+bash scripts/setup.sh train envs viewer "${extras[@]}"
 source .venv/bin/activate
 if [ -e "$OUT/sft" ]; then
   echo "OUT=$OUT: holds an earlier run; choose another folder or remove it" >&2
@@ -119,6 +119,7 @@ evaluate "$last/actor/huggingface" "$OUT/eval_after"
 
 echo "== result"
 python examples/quickstart/report.py "$OUT/eval_before" "$OUT/eval_after"
+echo "look at it:   .venv/bin/agentgym-rl view $OUT"
 echo "curves:       tensorboard --logdir $OUT/rl   (and $OUT/rl/metrics.jsonl)"
 echo "trajectories: $OUT/rl/trajectories/step<N>/<rank>.jsonl"
 echo "checkpoint:   $last   (model: $last/actor/huggingface)"
