@@ -13,9 +13,9 @@ from agentgym_rl.envs.registry import EnvSpec
 from agentgym_rl.envs.searchqa.client import SearchQAClient
 from agentgym_rl.envs.searchqa.corpus import Corpus
 from agentgym_rl.envs.searchqa.environment import SearchQA
-from agentgym_rl.envs.searchqa.factbook import NUM_QUESTIONS, open_factbook
+from agentgym_rl.envs.searchqa.factbook import NUM_QUESTIONS, made_factbook, open_factbook
 from agentgym_rl.envs.searchqa.files import cache_folder
-from agentgym_rl.envs.searchqa.questions import Questions, load_questions
+from agentgym_rl.envs.searchqa.questions import Question, Questions, load_questions
 from agentgym_rl.envs.searchqa.retrievers import BM25Retriever, RemoteRetriever, Retriever
 from agentgym_rl.envs.wire import DIALECT_B
 from agentgym_rl.errors import ConfigError
@@ -90,6 +90,13 @@ _opening = threading.Lock()
 def open_questions(settings: SearchQASettings) -> Questions:
     """The questions under these settings; made at the first time where they are the World Factbook's."""
     return _load_questions(settings.questions or open_factbook(cache_folder(settings.cache)).questions)
+
+
+def made_question(item: int) -> Question | None:
+    """The built-in question of an item, for the viewer; None unless the questions were made on this machine before."""
+    factbook = made_factbook(cache_folder(None))
+    questions = None if factbook is None else _load_questions(factbook.questions)
+    return questions[item] if questions is not None and item in questions else None
 
 
 @functools.lru_cache(maxsize=4)

@@ -46,7 +46,20 @@ class Factbook:
 
 def open_factbook(cache: Path) -> Factbook:
     """Passages and questions, made where they are not in ``cache``; raises `ConfigError` without the package."""
-    folder = made_once(cache / f"factbook-{VERSION}-{_FORM}", _make)
+    return _factbook_in(made_once(_folder(cache), _make))
+
+
+def made_factbook(cache: Path) -> Factbook | None:
+    """The same where it is in ``cache`` already; makes nothing."""
+    folder = _folder(cache)
+    return _factbook_in(folder) if folder.is_dir() else None
+
+
+def _folder(cache: Path) -> Path:
+    return cache / f"factbook-{VERSION}-{_FORM}"
+
+
+def _factbook_in(folder: Path) -> Factbook:
     return Factbook(folder / "passages.jsonl", folder / "questions.jsonl")
 
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from agentgym_rl.envs.searchqa import made_question
 from agentgym_rl.envs.searchqa.environment import Move, parse_move
 from agentgym_rl.types import Trajectory, Turn
 from agentgym_rl.viewer.panel import Block, Facts, Mark, Panel, Table, Text, Tone, asked, first_observation, states
@@ -19,7 +20,7 @@ def panel(trajectory: Trajectory) -> Panel:
     """The passages found after each turn, the moves so far, and what the right answer is, as far as it is known."""
     question = match[1].strip() if (match := _QUESTION.search(first_observation(trajectory))) else ""
     moves = [_move(turn, action) for turn, action in zip(trajectory.turns, asked(trajectory), strict=True)]
-    right, given = _right_answers(trajectory, moves), _last_answer(moves)
+    right, given = _right_answers(trajectory, moves, question), _last_answer(moves)
     marked = right or ((given,) if given else ())
     tone = Tone.GOOD if right else Tone.NEXT
     frames = tuple(
@@ -44,14 +45,17 @@ def _last_answer(moves: Sequence[tuple[str, str]]) -> str:
     return next((words for kind, words in reversed(moves) if kind == Move.ANSWER), "")
 
 
-def _right_answers(trajectory: Trajectory, moves: Sequence[tuple[str, str]]) -> tuple[str, ...]:
-    """Those that the server told, else an answer that was rewarded."""
+def _right_answers(trajectory: Trajectory, moves: Sequence[tuple[str, str]], question: str) -> tuple[str, ...]:
+    """Those that the server told; else those of the built-in question, if it is one; else an answer that was paid."""
     for state in reversed(states(trajectory)):
         told = state.get("golden_answers") if isinstance(state, dict) else None
         if isinstance(told, list) and told:
             return tuple(str(answer) for answer in told)
-    rewarded = zip(trajectory.turns, moves, strict=True)
-    return tuple(words for turn, (kind, words) in rewarded if kind == Move.ANSWER and turn.reward > 0)[:1]
+    built_in = made_question(trajectory.item.index)
+    if built_in is not None and built_in.text == question:
+        return built_in.answers
+    paid = zip(trajectory.turns, moves, strict=True)
+    return tuple(words for turn, (kind, words) in paid if kind == Move.ANSWER and turn.reward > 0)[:1]
 
 
 def _frame(
@@ -63,14 +67,16 @@ def _frame(
     tone: Tone,
 ) -> tuple[Block, ...]:
     blocks: list[Block] = [Text(question, "Question"), _moves_table(turns[:number], moves[:number])]
-    if number and (found := _found(turns[number - 1].observation)):
-        blocks.append(_passages(found, answers, tone))
+    searched = [turn for turn, found in enumerate(map(_found_by, turns[:number]), start=1) if found]
+    if searched:
+        title = "Passages found" if searched[-1] == number else f"Passages found in turn {searched[-1]}"
+        blocks.append(_passages(_found_by(turns[searched[-1] - 1]), answers, tone, title))
     return tuple(blocks)
 
 
-def _found(observation: str | None) -> str:
-    """The passages in an observation; empty where there are none."""
-    match = _RESULTS.search(observation or "")
+def _found_by(turn: Turn) -> str:
+    """The passages that a turn was shown; empty where there are none."""
+    match = _RESULTS.search(turn.observation or "")
     return match[1].strip() if match else ""
 
 
@@ -87,7 +93,7 @@ def _outcome(kind: str, turn: Turn) -> str:
     if kind == Move.ANSWER:
         return "right" if turn.reward > 0 else "wrong"
     if kind == Move.SEARCH:
-        return f"{len(_PASSAGE.findall(_found(turn.observation)))} passages"
+        return f"{len(_PASSAGE.findall(_found_by(turn)))} passages"
     return ""
 
 
@@ -97,9 +103,9 @@ def _tone_of(kind: str, turn: Turn) -> Tone:
     return Tone.PLAIN if kind else Tone.MUTED
 
 
-def _passages(text: str, answers: Sequence[str], tone: Tone) -> Text:
+def _passages(text: str, answers: Sequence[str], tone: Tone, title: str) -> Text:
     marks = _marks(text, answers, tone)
-    return Text(text, f"Passages found, the answer marked: {len(marks)} times" if answers else "Passages found", marks)
+    return Text(text, f"{title} (places with the answer: {len(marks)})" if answers else title, marks)
 
 
 def _marks(text: str, answers: Sequence[str], tone: Tone) -> tuple[Mark, ...]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +16,10 @@ from support.episodes import made_up, played
 from agentgym_rl.agent.formats import FormatName, TaskView, make_format
 from agentgym_rl.envs.babyai import SPEC as BABYAI
 from agentgym_rl.envs.registry import get_spec
+from agentgym_rl.envs.searchqa.factbook import _folder
+from agentgym_rl.envs.searchqa.files import cache_folder
 from agentgym_rl.envs.textcraft import SPEC as TEXTCRAFT
-from agentgym_rl.types import Trajectory
+from agentgym_rl.types import Item, Trajectory
 from agentgym_rl.viewer.panel import Grid, Panel, Shape, Table, Tone, Tree, panel_json, panel_of
 
 TASKS = ("textcraft", "babyai", "sciworld", "searchqa", "webarena")
@@ -225,6 +229,22 @@ def test_searchqa_marks_the_right_answer_that_the_server_told_and_not_the_wrong_
     passages = panel["frames"][1][2]
     assert [passages["text"][mark["start"] : mark["end"]] for mark in passages["marks"]] == ["am  RHEIN", "Am Rhein"]
     assert ["Right answers", "am Rhein; Deutschland"] in panel["always"][0]["rows"]
+
+
+def test_searchqa_knows_the_answers_of_built_in_questions_that_were_made_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    episode = replace(search_episode("Bonn", "That is not the answer.", 0.0), item=Item("searchqa", 0))
+    assert "not known" in told(episode)["note"]
+    factbook = _folder(cache_folder(None))
+    factbook.mkdir(parents=True)
+    row = {"question": "Wo liegt Köln?", "golden_answers": ["am Rheinfall"]}
+    (factbook / "questions.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
+    panel = told(episode)
+    assert ["Right answers", "am Rheinfall"] in panel["always"][0]["rows"]
+    assert panel["frames"][2][2]["title"] == "Passages found in turn 1 (places with the answer: 1)"
+    assert "not known" in told(replace(episode, item=Item("searchqa", 1)))["note"]  # it is another question's number
 
 
 def test_searchqa_marks_the_agents_answer_in_another_colour_where_the_right_one_is_not_known() -> None:
