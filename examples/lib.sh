@@ -79,6 +79,13 @@ smoke_settings() {
             actor_rollout_ref.rollout.max_tokens=12 actor_rollout_ref.actor.entropy_coeff=0.001"
         ;;
     main_generation) echo "$common data.n_samples=1 rollout.max_tokens=12" ;;
+    main_sft | main_dpo)
+        echo "$common data.train_batch_size=2 data.max_length=6000 data.truncation=right trainer.total_training_steps=2"
+        ;;
+    main_agentevol)
+        echo "$common data.train_batch_size=2 data.max_length=6000 data.truncation=right trainer.total_training_steps=2
+            rollout.n=1 rollout.max_tokens=12 algorithm.iterations=1"
+        ;;
     esac
 }
 
