@@ -167,3 +167,12 @@ def test_an_address_that_another_server_shares_out_is_refused() -> None:
     finally:
         for listener in listeners:
             listener.close()
+
+
+def test_workers_that_answered_for_one_another_end_without_a_word(capfd: pytest.CaptureFixture[str]) -> None:
+    with serve_process("textcraft", "--workers", "2") as server:
+        handle = create(server.url)
+        for _ in range(12):  # each over a new connection, which the kernel gives to either
+            assert requests.get(f"{server.url}/observation", params={"id": handle}, timeout=30).status_code == 200
+        server.stop()
+    assert capfd.readouterr().err == ""
