@@ -111,6 +111,9 @@ class PPOPlan:
     def _describe_algorithm(self, config: PPOConfig) -> list[str]:
         """What makes a step more than its trajectories and updates."""
         filters, lines = config.algorithm.filter_groups, []
+        choice = config.actor_rollout_ref.agentgym.agent_choice
+        if choice.tries_again:
+            lines.append(f"      agent {choice.agent}: up to {choice.trials} trajectories of each sample")
         if config.algorithm.adv_estimator == "remax":
             lines.append(f"      and {self.items_per_step} greedy trajectories a step, one per item")
         if filters.enable:

@@ -91,6 +91,24 @@ def results_of(row: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in row.items() if not key.startswith(measured) and "_s_" not in key}
 
 
+def test_a_horizon_that_follows_the_trajectories_goes_on_where_a_stopped_run_left_it(
+    train: Run, tmp_path: Path
+) -> None:
+    rounds = (
+        "algorithm.rounds_ctrl.type=scaling_inter_adaptive",
+        "algorithm.rounds_ctrl.rounds=[1,2,3]",
+        "algorithm.rounds_ctrl.window=2",
+        "algorithm.rounds_ctrl.max_cut_share=0.99",
+        "algorithm.rounds_ctrl.min_rise=1",
+    )
+    whole = train(*rounds, "trainer.total_training_steps=7", f"trainer.default_local_dir={tmp_path / 'whole'}")
+    # Horizon 1 cuts every trajectory for two steps, horizon 2 none; then success never rises by 1 within four steps.
+    assert [row["rounds/max_rounds"] for row in metrics_of(whole)] == [1, 1, 2, 2, 2, 2, 3]
+    train(*rounds, "trainer.total_training_steps=4")
+    resumed = train(*rounds, "trainer.total_training_steps=7")
+    assert [results_of(row) for row in metrics_of(resumed)] == [results_of(row) for row in metrics_of(whole)]
+
+
 def test_checkpoints_are_written_every_so_often_and_at_the_last_step(train: Run) -> None:
     folder = train("trainer.total_training_steps=7", "trainer.save_freq=5")
     assert checkpoints_of(folder) == ["global_step_5", "global_step_7"]
