@@ -33,7 +33,7 @@ class Lights(Environment):
         for lamp in self._left:
             self._lit ^= _switched_by(lamp)
         self._presses = 0
-        self._observation = self.render()
+        self._observation = self._seen()
         return ResetResult(self._observation)
 
     def step(self, action: str) -> StepResult:
@@ -53,8 +53,12 @@ class Lights(Environment):
         self._left ^= {lamp}
         self._presses += 1
         self._done = not self._lit or self._presses == MAX_PRESSES
-        self._observation = self.render() if self._lit else "All lamps are dark."
+        self._observation = self._seen() if self._lit else "All lamps are dark."
         return not self._lit
+
+    def _seen(self) -> str:
+        """The square, and in words what is lit: small models read words better than places."""
+        return f"{self.render()}\nLit: {', '.join(lamp for lamp in LAMPS if lamp in self._lit)}"
 
     def solution(self) -> list[str]:
         """The presses that are still to be made."""

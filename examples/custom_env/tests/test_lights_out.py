@@ -11,8 +11,8 @@ from agentgym_rl.viewer.episodes import text_turn, untokenized
 def test_pressing_a_lamp_switches_it_and_its_neighbours() -> None:
     lights = Lights()
     lights.reset(PUZZLES.index(("A1", "C3")))
-    assert lights.observation() == "  A B C\n1 * * .\n2 * . *\n3 . * *"
-    assert lights.step("press A1").observation == "  A B C\n1 . . .\n2 . . *\n3 . * *"
+    assert lights.observation() == "  A B C\n1 * * .\n2 * . *\n3 . * *\nLit: A1, B1, A2, C2, B3, C3"
+    assert lights.step("press A1").observation == "  A B C\n1 . . .\n2 . . *\n3 . * *\nLit: C2, B3, C3"
     assert lights.step("press C3").reward == 1
 
 
