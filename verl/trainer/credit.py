@@ -18,6 +18,7 @@ succeeded at once, has advantage 0 under the estimators that compare.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -33,6 +34,7 @@ class TrainingRow:
     """What is trained on; its uid is that of the item in this step."""
     group: str
     """Rows of the same group are compared."""
+    is_reflection: bool = False
 
 
 def group_of(trajectory: Trajectory) -> str:
@@ -48,8 +50,15 @@ def training_rows(trajectory: Trajectory) -> list[TrainingRow]:
     rows = [TrainingRow(_without_reflection(trajectory, reflection), group_of(trajectory))]
     if trajectory.reflection_reward is not None and reflection.num_tokens:
         group = f"{trajectory.uid}/reflection {trajectory.trial}"
-        rows.append(TrainingRow(_reflection_alone(trajectory, reflection, trajectory.reflection_reward), group))
+        alone = _reflection_alone(trajectory, reflection, trajectory.reflection_reward)
+        rows.append(TrainingRow(alone, group, is_reflection=True))
     return rows
+
+
+def item_rows(trajectories: Iterable[Trajectory]) -> list[TrainingRow]:
+    """The rows of one item's trajectories, those of a group side by side: neighbours share what they have in common."""
+    rows = [row for trajectory in trajectories for row in training_rows(trajectory)]
+    return sorted(rows, key=lambda row: (row.trajectory.trial, row.is_reflection))
 
 
 def _without_reflection(trajectory: Trajectory, reflection: Aside) -> Trajectory:

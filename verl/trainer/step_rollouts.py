@@ -16,7 +16,7 @@ from agentgym_rl.rounds import RoundScheduler
 from agentgym_rl.types import Item, SamplingParams, StopReason, Trajectory
 from verl.config import PPOConfig, RolloutConfig
 from verl.protocol import DataProto, group_code
-from verl.trainer.credit import TrainingRow, group_of, training_rows
+from verl.trainer.credit import TrainingRow, group_of, item_rows
 from verl.trainer.item_order import Order
 from verl.trainer.rollouts import Rollout, RolloutUsage, make_requests
 from verl.workers.setup import RolloutOrder
@@ -43,7 +43,7 @@ class StepRollouts:
     @property
     def rows(self) -> list[TrainingRow]:
         """What is trained on of the sound trajectories of the groups that are kept, in the batch's order."""
-        return [row for group in self.kept.values() for trajectory in group for row in training_rows(trajectory)]
+        return [row for trajectories in self.kept.values() for row in item_rows(trajectories)]
 
     def batch(self) -> DataProto:
         """The rows, with their greedy baselines where there are any."""

@@ -88,7 +88,7 @@ def advantages(rollouts: StepRollouts, estimator: str) -> dict[tuple[int, int, b
         t = row.trajectory
         of_row = batch.advantages_T[batch.token_positions([index])][batch.loss_mask_T[batch.token_positions([index])]]
         assert torch.all(of_row == of_row[0])
-        values[t.sample_index, t.trial, "reflection" in row.group] = float(of_row[0])
+        values[t.sample_index, t.trial, row.is_reflection] = float(of_row[0])
     return values
 
 
@@ -127,6 +127,14 @@ def test_a_return_of_a_reflection_is_the_next_trials_score_and_of_an_action_its_
     returns = compute_advantages(batch, AlgorithmConfig(adv_estimator="gae")).returns_T
     # Rows: trial 1 (3 tokens), its reflection (7), trial 2 (3).
     assert returns.tolist() == [*(0, 0.25, 0.25), *(0, 0, 0, 0, 0, 1, 1), *(0, 1, 1)]
+
+
+def test_rows_that_are_compared_are_neighbours():
+    rollouts = step_of(sample(0, 0.0, 0.0, 1.0), sample(1, 1.0), sample(2, 0.0, 0.0, 0.0))
+    groups = [row.group.removeprefix("step1/toy_3") for row in rollouts.rows]
+    names = ["", "/reflection 1", "/trial 2", "/reflection 2", "/trial 3"]
+    assert groups == [name for name, count in zip(names, (3, 2, 2, 2, 2), strict=True) for _ in range(count)]
+    assert [row.trajectory.sample_index for row in rollouts.rows] == [0, 1, 2, 0, 2, 0, 2, 0, 2, 0, 2]
 
 
 def test_all_rows_of_an_item_stay_in_one_mini_batch():
