@@ -19,6 +19,7 @@ _PASSING = (408, 409, 425, 429)
 _WRONG_INPUT = (401, 402, 403, 404)
 _NO_MONEY = ("insufficient_quota", "billing_hard_limit_reached")
 _SHOWN = 300
+_LOOK_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -130,6 +131,17 @@ class Endpoint:
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             problem = f"{type(error).__name__}: {error}"
             return Refusal(f"{what}: not of the form of an answer ({problem}): {_shown(response)}", may_pass=True)
+
+    def check_reachable(self) -> None:
+        """Raise `ConfigError` when no server is there; one that does not know this path is."""
+        base = self.model.api_base.rstrip("/")
+        try:
+            self._session().get(f"{base}/models", timeout=(CONNECT_TIMEOUT_S, _LOOK_S), allow_redirects=False)
+        except requests.Timeout as error:
+            if isinstance(error, requests.ConnectTimeout):
+                raise ConfigError(f"--api-base {base}: no connection within {CONNECT_TIMEOUT_S:g} s") from error
+        except requests.RequestException as error:
+            raise ConfigError(f"--api-base {base}: no server answers there: {error}") from error
 
     def close(self) -> None:
         """Close all connections."""

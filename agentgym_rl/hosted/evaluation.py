@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import signal
 import threading
@@ -119,14 +120,9 @@ def evaluate_hosted(evaluation: HostedEvaluation) -> Report:
     items = load_task_items("--data", list(evaluation.data), list(evaluation.servers))
     for task, addresses in evaluation.servers.items():
         check_server(addresses, task)
-    run = {"versions": library_versions(), "prices": _prices(evaluation.prices)}
-    claim_folder(evaluation.out, evaluation.settings(), run)
-    note_requested(evaluation.out, Requested(tuple(items), evaluation.n_samples))
-    requests = make_requests(items, n=evaluation.n_samples, purpose="eval", seed=evaluation.seed)
-    missing = missing_requests(requests, evaluation.out)
-    print(_plan(evaluation, items, len(requests), len(missing)), flush=True)
-    if missing:
-        _play(evaluation, missing)
+    with contextlib.closing(Endpoint(evaluation.model)) as endpoint:
+        endpoint.check_reachable()
+        _play_missing(evaluation, endpoint, items)
     report = report_on(evaluation.out)
     write_report(evaluation.out, report)
     print(report.table(), flush=True)
@@ -134,14 +130,24 @@ def evaluate_hosted(evaluation: HostedEvaluation) -> Report:
     return report
 
 
-def _play(evaluation: HostedEvaluation, requests: Sequence[RolloutRequest]) -> None:
+def _play_missing(evaluation: HostedEvaluation, endpoint: Endpoint, items: Sequence[Item]) -> None:
+    """Take the results folder, and play what it does not hold."""
+    run = {"versions": library_versions(), "prices": _prices(evaluation.prices)}
+    claim_folder(evaluation.out, evaluation.settings(), run)
+    note_requested(evaluation.out, Requested(tuple(items), evaluation.n_samples))
+    requests = make_requests(items, n=evaluation.n_samples, purpose="eval", seed=evaluation.seed)
+    missing = missing_requests(requests, evaluation.out)
+    print(_plan(evaluation, items, len(requests), len(missing)), flush=True)
+    if missing:
+        _play(evaluation, endpoint, missing)
+
+
+def _play(evaluation: HostedEvaluation, endpoint: Endpoint, requests: Sequence[RolloutRequest]) -> None:
     in_flight = min(evaluation.concurrency, len(requests), *_capacities(evaluation))
     pace = Pace(evaluation.requests_per_minute, evaluation.tokens_per_minute)
     bar = tqdm(total=len(requests), unit=" trajectories", leave=False, disable=None)
     with UsageLog(evaluation.out / USAGE_FILE) as usage, TrajectoryLog(_log_path(evaluation.out)) as log, bar:
-        engine = HostedEngine(
-            Endpoint(evaluation.model), usage, max_in_flight=in_flight, max_retries=evaluation.max_retries, pace=pace
-        )
+        engine = HostedEngine(endpoint, usage, max_in_flight=in_flight, max_retries=evaluation.max_retries, pace=pace)
 
         def finished(trajectory: Trajectory) -> None:
             log.write(without_characters(trajectory))

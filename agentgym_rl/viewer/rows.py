@@ -17,6 +17,7 @@ class _Row(msgspec.Struct):
 
     item_id: str | int
     conversations: msgspec.Raw
+    task: str = ""
     category: str = ""
     uid: str = ""
     sample_index: int = 0
@@ -81,7 +82,7 @@ def summarise(line: bytes, *, id: str, run: str, phase: str, step: int | None) -
         run=run,
         phase=phase,
         step=row.policy_version if step is None else step,
-        task=item_id.rpartition("_")[0],
+        task=row.task or item_id.rpartition("_")[0],
         item_id=item_id,
         category=row.category,
         uid=row.uid or item_id,

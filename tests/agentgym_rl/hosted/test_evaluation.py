@@ -126,6 +126,13 @@ def test_a_wrong_key_ends_it_with_one_line(
     assert script.open == 0
 
 
+def test_no_server_at_the_models_address_is_said_at_once(
+    evaluate: Evaluate, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert evaluate("--api-base", "http://127.0.0.1:9/v1") == 1
+    assert "--api-base http://127.0.0.1:9/v1: no server answers there" in capsys.readouterr().err
+
+
 def test_a_key_that_was_named_must_be_there_and_other_input_must_fit(
     evaluate: Evaluate, capsys: pytest.CaptureFixture[str]
 ) -> None:
