@@ -15,7 +15,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -42,6 +42,7 @@ class _File:
     path: Path
     name: str
     """Below the root, with ``/``."""
+    sort_key: list[tuple[int, str]] = field(default_factory=list)
     inode: int = 0
     size: int = 0
     offset: int = 0
@@ -171,21 +172,18 @@ class Library:
         found = self._locate(id)
         if found is None:
             return None
-        file, _, (start, length) = found
-        with file.path.open("rb") as stream:
-            stream.seek(start)
-            return stream.read(length)
+        file, _, span = found
+        return next(_read_spans(file.path, [span]), None)
 
     def read_rows(self, ids: set[str]) -> Iterator[tuple[Summary, bytes]]:
         """Summary and row of each, file by file."""
         for file in self._sorted_files():
-            chosen = [found for each in file.summaries.values() if each.id in ids and (found := self._locate(each.id))]
-            if not chosen:
-                continue
-            with file.path.open("rb") as stream:
-                for _, summary, (start, length) in chosen:
-                    stream.seek(start)
-                    yield summary, stream.read(length)
+            with self._lock:
+                own = [each.id for each in file.summaries.values() if each.id in ids]
+            chosen = [found for id in own if (found := self._locate(id))]
+            spans = [span for _, _, span in chosen]
+            rows = zip(chosen, _read_spans(file.path, spans), strict=False)
+            yield from ((summary, row) for (_, summary, _), row in rows)
 
     def place_of(self, id: str) -> tuple[str, int] | None:
         """Path below the root and line number (from 1) of a trajectory."""
@@ -292,7 +290,7 @@ class Library:
         run = _run_of(name) if owner is None else owner.relative_to(self._base).as_posix()
         phase, step = _phase_of(name)
         key = hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()[:12]
-        self._files[key] = _TrajectoryFile(path, name, key=key, run=run, phase=phase, step=step)
+        self._files[key] = _TrajectoryFile(path, name, natural(name), key=key, run=run, phase=phase, step=step)
         return self._files[key]
 
     def _forget(self, file: _File) -> None:
@@ -349,7 +347,7 @@ class Library:
 
     def _sorted_files(self) -> list[_TrajectoryFile]:
         with self._lock:
-            return sorted(self._files.values(), key=lambda file: natural(file.name))
+            return sorted(self._files.values(), key=lambda file: file.sort_key)
 
 
 def natural(name: str) -> list[tuple[int, str]]:
@@ -378,6 +376,17 @@ def _phase_of(name: str) -> tuple[str, int | None]:
     if match is None:
         return "eval", None
     return "val" if match["val"] else "train", int(match["step"])
+
+
+def _read_spans(path: Path, spans: Iterable[tuple[int, int]]) -> Iterator[bytes]:
+    """What stands at each span of a file; nothing when it is gone."""
+    try:
+        with path.open("rb") as stream:
+            for start, length in spans:
+                stream.seek(start)
+                yield stream.read(length)
+    except OSError:
+        return
 
 
 def _status(path: Path) -> os.stat_result | None:

@@ -182,6 +182,16 @@ def test_metrics_are_followed_and_begin_anew_with_the_run(tmp_path: Path) -> Non
     assert third.generation > second.generation
 
 
+def test_a_file_that_vanishes_between_two_looks_has_no_rows(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "0.jsonl", [make_trajectory(1)])
+    library = Library(tmp_path)
+    library.refresh()
+    [summary] = library.summaries()
+    path.unlink()
+    assert library.read_row(summary.id) is None
+    assert list(library.read_rows({summary.id})) == []
+
+
 def test_links_out_of_the_folder_are_not_followed(tmp_path: Path) -> None:
     secret = write_rows(tmp_path / "outside" / "secret.jsonl", [make_trajectory(9)])
     inside = tmp_path / "inside"
