@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from agentgym_rl.agent.actions import split_thought
+from agentgym_rl.types import Part as MessagePart
 from agentgym_rl.types import PartKind, Trajectory, Turn
 from agentgym_rl.viewer.differences import Part, compare_texts
 from agentgym_rl.viewer.panel import first_observation
 
 _Parts = tuple[Part, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """A trajectory in figures."""
-
-    item_id: str
-    sample_index: int
-    score: float | None
-    """None for a fault."""
-    success: bool
-    stop_reason: str
-    turns: int
-    tokens: int
-    policy_version: int
-    duration_s: float
-    error: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +44,6 @@ class ComparedRow:
 class Comparison:
     """Two trajectories."""
 
-    left: Outcome
-    right: Outcome
     opening: tuple[tuple[Part, ...], tuple[Part, ...]]
     """First observations."""
     rows: tuple[ComparedRow, ...]
@@ -73,8 +56,6 @@ def compare(left: Trajectory, right: Trajectory) -> Comparison:
     count = max(len(left.turns), len(right.turns))
     rows = tuple(_row(number, _turn_of(left, number), _turn_of(right, number)) for number in range(1, count + 1))
     return Comparison(
-        left=outcome_of(left),
-        right=outcome_of(right),
         opening=compare_texts(first_observation(left), first_observation(right)),
         rows=rows,
         first_difference=next((row.turn for row in rows if row.differs), None),
@@ -101,13 +82,16 @@ def _turn_of(trajectory: Trajectory, number: int) -> _Said | None:
     turn = trajectory.turns[number - 1]
     places = trajectory.turn_messages[number - 1 : number]
     parts = trajectory.parts[places[0]] if places and places[0] < len(trajectory.parts) else ()
-    action = next((part for part in parts if part.kind == PartKind.ACTION), None)
-    if action is not None:
-        said = turn.text[: action.start].strip(), turn.text[action.start : action.end]
-    else:
-        thought, found = split_thought(turn.text)
-        said = thought, found or ""
-    return _Said(turn, (*said, turn.observation or ""))
+    return _Said(turn, (*_pieces(turn.text, parts), turn.observation or ""))
+
+
+def _pieces(text: str, parts: Sequence[MessagePart]) -> tuple[str, str]:
+    """Thought and action, as the trajectory tells them or, where it does not, as they are usually written."""
+    if not parts:
+        thought, action = split_thought(text)
+        return thought, action or ""
+    thoughts = [text[part.start : part.end] for part in parts if part.kind != PartKind.ACTION]
+    return "\n".join(thoughts), "".join(text[part.start : part.end] for part in parts if part.kind == PartKind.ACTION)
 
 
 def _row(number: int, left: _Said | None, right: _Said | None) -> ComparedRow:
@@ -130,19 +114,3 @@ def _alone(said: _Said | None) -> ComparedTurn | None:
 
 def _side(turn: Turn, parts: tuple[_Parts, _Parts, _Parts]) -> ComparedTurn:
     return ComparedTurn(*parts, reward=turn.reward, done=turn.done, tokens=turn.num_tokens)
-
-
-def outcome_of(trajectory: Trajectory) -> Outcome:
-    """The figures of a trajectory."""
-    return Outcome(
-        item_id=trajectory.item.item_id,
-        sample_index=trajectory.sample_index,
-        score=None if trajectory.masked else trajectory.score,
-        success=trajectory.success,
-        stop_reason=str(trajectory.stop_reason),
-        turns=len(trajectory.turns),
-        tokens=trajectory.num_tokens,
-        policy_version=trajectory.policy_version,
-        duration_s=trajectory.duration_s,
-        error=trajectory.error,
-    )

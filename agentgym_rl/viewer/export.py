@@ -22,13 +22,13 @@ import msgspec
 from agentgym_rl.data.conversations import Conversation
 from agentgym_rl.data.pairs import PairRules, make_pairs
 from agentgym_rl.types import Trajectory
-from agentgym_rl.viewer.comparison import compare, comparison_json, outcome_of
+from agentgym_rl.viewer.comparison import compare, comparison_json
 from agentgym_rl.viewer.panel import panel_json, panel_of
 from agentgym_rl.viewer.records import record_of
 from agentgym_rl.viewer.rows import Summary
 
 _STATIC = Path(__file__).parent / "static"
-_MODULES = ("js/dom.js", "js/blocks.js", "js/frames.js", "js/comparison.js", "js/turns.js", "js/exported.js")
+_MODULES = ("js/dom.js", "js/blocks.js", "js/frames.js", "js/turns.js", "js/comparison.js", "js/exported.js")
 """In the order in which they need each other."""
 _STYLES = ("app.css", "episodes.css")
 _IMPORT = re.compile(r'^import \{([^}]*)\} from "\./(\w+)\.js";$', re.MULTILINE)
@@ -73,7 +73,7 @@ def trajectory_page(side: Side) -> str:
         {
             "kind": "trajectory",
             "heading": heading_of(side.summary),
-            "outcome": msgspec.to_builtins(outcome_of(side.trajectory)),
+            "summary": msgspec.to_builtins(side.summary),
             "messages": record["messages"],
             "turns": record["turns"],
             "panel": panel_json(panel_of(side.trajectory)),
@@ -88,6 +88,7 @@ def comparison_page(left: Side, right: Side) -> str:
         {
             "kind": "comparison",
             "headings": [heading_of(left.summary), heading_of(right.summary)],
+            "summaries": [msgspec.to_builtins(side.summary) for side in (left, right)],
             "comparison": comparison_json(compare(left.trajectory, right.trajectory)),
             "panels": [panel_json(panel_of(side.trajectory)) for side in (left, right)],
         },

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from support.episodes import made_up
 
 from agentgym_rl.types import Part as MessagePart
-from agentgym_rl.types import PartKind, StopReason
+from agentgym_rl.types import PartKind
 from agentgym_rl.viewer.comparison import compare
 from agentgym_rl.viewer.differences import Part, compare_texts
 
@@ -73,16 +73,12 @@ def test_turns_are_aligned_and_the_first_that_differs_is_told() -> None:
     assert compare(left, left).first_difference is None
 
 
-def test_an_action_is_where_the_trajectory_says_it_is() -> None:
-    text = "I call f(1) here"
-    parts = ((), (), (), (MessagePart(PartKind.ACTION, 7, 11),))
+def test_thought_and_action_are_where_the_trajectory_says_they_are() -> None:
+    text = "Plan: p\nThought: t\nAction: f(1) here"
+    spans = ((PartKind.PLAN, 6, 7), (PartKind.THOUGHT, 17, 18), (PartKind.ACTION, 27, 31))
+    parts = ((), (), (), tuple(MessagePart(*span) for span in spans))
     trajectory = made_up("t", 1, "Goal", [(text, "ok", 0.0, True)], parts=parts)
     [row] = compare(trajectory, trajectory).rows
     assert row.left is not None
-    assert row.left.thought == (Part("I call", False),)
+    assert row.left.thought == (Part("p\nt", False),)
     assert row.left.action == (Part("f(1)", False),)
-
-
-def test_a_fault_has_no_score() -> None:
-    broken = made_up("t", 1, "Goal", [("Action: go", None, 0.0, False)], stop_reason=StopReason.ENV_ERROR, error="E: x")
-    assert compare(broken, broken).left.score is None

@@ -2,14 +2,15 @@
 
 import { h } from "./dom.js";
 import { panelView } from "./frames.js";
+import { outcomeFacts } from "./turns.js";
 
 /**
- * `{element, rows, select}` of a comparison. `headings`: a node or text above each side. `panels`: for each side what
+ * `{element, rows, select}` of a comparison. `headings`: a node or text above each side, `summaries` what lists tell of it. `panels`: for each side what
  * the environment's panel tells, or null. `rows` are the elements of the turns; `select(turn)` marks one and shows it in
  * the panels.
  */
-export function comparisonView({ comparison, headings, panels }) {
-  const { left, right, opening, rows } = comparison;
+export function comparisonView({ comparison, headings, summaries, panels }) {
+  const { opening, rows } = comparison;
   const elements = rows.map((row) => drawRow(row));
   const views = panels.map((panel) => panel && panelView(panel, { brief: true }));
   const states = views.some(Boolean)
@@ -29,7 +30,7 @@ export function comparisonView({ comparison, headings, panels }) {
     "div",
     { class: "comparison" },
     h("p", { class: "verdict" }, verdict(comparison)),
-    pair(side(headings[0], left), side(headings[1], right), "heads"),
+    pair(side(headings[0], summaries[0]), side(headings[1], summaries[1]), "heads"),
     h("details", {}, h("summary", {}, "First observation"), pair(words(opening[0]), words(opening[1]))),
     h("div", { class: "compared-rows" }, states, elements),
   );
@@ -44,20 +45,8 @@ function verdict({ first_difference: first, opening, rows }) {
   return first === 1 ? "They differ from the first turn on." : `Alike up to turn ${first - 1}, different from turn ${first} on.`;
 }
 
-function side(heading, outcome) {
-  const facts = [
-    ["Score", outcome.score === null ? "none (a fault)" : outcome.score],
-    ["Success", outcome.success ? "yes" : "no"],
-    ["Stopped by", outcome.stop_reason],
-    ["Turns", outcome.turns],
-    ["Tokens", outcome.tokens],
-    ["Policy", outcome.policy_version],
-  ];
-  return [
-    h("h2", {}, heading),
-    h("dl", { class: "facts" }, facts.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])),
-    outcome.error ? h("p", { class: "problem" }, outcome.error) : null,
-  ];
+function side(heading, summary) {
+  return [h("h2", {}, heading), outcomeFacts(summary)];
 }
 
 function pair(left, right, kind = "") {

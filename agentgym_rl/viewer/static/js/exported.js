@@ -3,26 +3,18 @@
 import { add, h } from "./dom.js";
 import { panelView } from "./frames.js";
 import { comparisonView } from "./comparison.js";
-import { turnsView } from "./turns.js";
+import { outcomeFacts, turnsView } from "./turns.js";
 
 const main = document.getElementById("main");
 const data = JSON.parse(document.getElementById("data").textContent);
 
-function showTrajectory({ heading, outcome, messages, turns, panel }) {
+function showTrajectory({ heading, summary, messages, turns, panel }) {
   const list = turnsView({ messages, turns });
   const side = panel && panelView(panel);
-  const facts = [
-    ["Score", outcome.score === null ? "none (a fault)" : outcome.score],
-    ["Success", outcome.success ? "yes" : "no"],
-    ["Stopped by", outcome.stop_reason],
-    ["Turns", outcome.turns],
-    ["Tokens", outcome.tokens],
-  ];
   add(
     main,
     h("h1", {}, heading),
-    h("dl", { class: "facts" }, facts.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])),
-    outcome.error ? h("p", { class: "problem" }, outcome.error) : null,
+    outcomeFacts(summary),
     h("div", { class: side ? "pair" : "" }, list.element, side ? h("aside", { class: "sticky", tabindex: 0, "aria-label": "Environment" }, side.element) : null),
   );
   side?.show(0);
@@ -31,8 +23,8 @@ function showTrajectory({ heading, outcome, messages, turns, panel }) {
   followKeys(list, step);
 }
 
-function showComparison({ headings, comparison, panels }) {
-  const view = comparisonView({ comparison, headings, panels });
+function showComparison(data) {
+  const view = comparisonView(data);
   add(main, h("h1", {}, "Comparison"), view.element);
   followKeys(view, view.select);
 }

@@ -27,6 +27,22 @@ export function turnsView({ messages, turns }) {
   return { element, sections, select, selected: () => marked };
 }
 
+/** A trajectory in figures, from its summary. */
+export function outcomeFacts({ score, success, stop_reason, turns, tokens, policy_version, error }) {
+  const facts = [
+    ["Score", score ?? "none"],
+    ["Success", success === null ? "unknown" : success ? "yes" : "no"],
+    ["Stopped by", stop_reason || "unknown"],
+    ["Turns", turns],
+    ["Tokens", tokens || "unknown"],
+    ["Policy", policy_version],
+  ];
+  return [
+    h("dl", { class: "facts" }, facts.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])),
+    error ? h("p", { class: "problem" }, error) : null,
+  ];
+}
+
 function drawTurn(turn, index, messages, end) {
   const own = turn.message === null ? [] : messages.slice(turn.message, end);
   // The last answer of the environment is told by the turn alone.

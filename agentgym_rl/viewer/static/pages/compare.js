@@ -32,8 +32,11 @@ function hint(item, rows) {
 
 function drawn(area, { comparison, summaries, panels }, { left, right }) {
   const headings = summaries.map((summary) => h("a", { href: link("trajectory", summary.id) }, nameOf(summary)));
-  const view = comparisonView({ comparison, headings, panels });
-  const better = scoreOf(summaries[0]) >= scoreOf(summaries[1]) ? [left, right] : [right, left];
+  const view = comparisonView({ comparison, headings, summaries, panels });
+  const [one, other] = summaries.map(({ score }) => score);
+  // Of two that scored the same, or of a fault, neither is to be preferred.
+  const isPair = one !== null && other !== null && one !== other;
+  const pair = `id=${encodeURIComponent(left)}&id=${encodeURIComponent(right)}&threshold=-1e9`;
   fill(
     area,
     h(
@@ -41,9 +44,7 @@ function drawn(area, { comparison, summaries, panels }, { left, right }) {
       { class: "row" },
       h("button", { type: "button", on: { click: () => go(link("compare", "", { left: right, right: left })) } }, "Swap sides (s)"),
       h("a", { href: `/api/export/html?id=${encodeURIComponent(left)}&other=${encodeURIComponent(right)}`, download: "" }, "Save as HTML"),
-      scoreOf(summaries[0]) === scoreOf(summaries[1])
-        ? null
-        : h("a", { href: `/api/export/pairs?id=${encodeURIComponent(better[0])}&id=${encodeURIComponent(better[1])}&threshold=-1e9`, download: "" }, "Save as a preference pair"),
+      isPair && h("a", { href: `/api/export/pairs?${pair}`, download: "" }, "Save as a preference pair"),
     ),
     view.element,
   );
@@ -67,14 +68,10 @@ function drawn(area, { comparison, summaries, panels }, { left, right }) {
   ]);
 }
 
-function scoreOf(summary) {
-  return summary.score ?? Number.NEGATIVE_INFINITY;
-}
-
 function nameOf(summary) {
   const run = summary.run === "." ? "" : `${summary.run}, `;
   const trial = summary.num_trials > 1 ? `, trial ${summary.trial}` : "";
-  const score = summary.score === null ? "fault" : `score ${summary.score}`;
+  const score = summary.score === null ? summary.stop_reason || "no score" : `score ${summary.score}`;
   return `${run}${summary.phase} step ${summary.step}, sample ${summary.sample_index}${trial}: ${score}`;
 }
 
