@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -177,6 +178,13 @@ def test_a_user_adds_a_way_of_thinking_in_one_file(tmp_path, monkeypatch):
         *("a door\n(1 actions so far)", "a door\n(2 actions so far)"),
     ]
     sys.modules.pop("careful")
+
+
+def test_a_package_can_name_its_ways_of_thinking(monkeypatch):
+    point = EntryPoint("thoughtful", "agentgym_rl.agent.strategies:Reflect", strategies.ENTRY_POINT_GROUP)
+    monkeypatch.setattr(strategies, "_entry_points", lambda: {"thoughtful": point})
+    assert find_agent("thoughtful") is strategies.Reflect
+    assert known_agents() == [*BUILT_IN, "thoughtful"]
 
 
 def test_a_way_of_thinking_can_be_given_a_name(monkeypatch):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from support.rollouts import make_trajectory
 
-from agentgym_rl.rollout.statistics import rollout_metrics
+from agentgym_rl.rollout.statistics import rollout_metrics, trial_metrics
 from agentgym_rl.types import FinishReason, Item, StopReason, Trajectory, Turn
 
 
@@ -69,3 +69,22 @@ def test_without_a_sound_trajectory_there_is_no_average(trajectories: list[Traje
 def test_an_episode_without_a_turn_has_no_turn_metrics() -> None:
     metrics = rollout_metrics([make_trajectory(Item("toy", 1), turns=0, stop_reason=StopReason.LENGTH)])
     assert metrics["rollout/turns_mean"] == 0 and "rollout/turn_tokens_mean" not in metrics
+
+
+def test_trying_again_is_told_by_first_and_last_trials():
+    def trial(sample, number, of, *, success=False, **values):
+        made = make_trajectory(Item("toy", 1), sample_index=sample, success=success, **values)
+        return replace(made, trial=number, num_trials=of)
+
+    trials = [
+        *(trial(0, 1, 1, success=True), trial(1, 1, 2), trial(1, 2, 2, success=True)),
+        *(trial(2, 1, 3), trial(2, 2, 3), trial(2, 3, 3)),
+        *(trial(3, 1, 2), trial(3, 2, 2, stop_reason=StopReason.ENV_ERROR, error="EnvError: x")),
+    ]
+    # Samples of 1, 2, 3 and 2 trials; the last one's second trial was a fault and is neither success nor failure.
+    assert trial_metrics(trials) == {
+        "rollout/trials_mean": 2.0,
+        "rollout/success_first_trial": 0.25,
+        "rollout/success_last_trial": pytest.approx(2 / 3),
+    }
+    assert trial_metrics([trial(0, 1, 1)]) == {}

@@ -138,6 +138,18 @@ def test_a_list_of_rounds_becomes_the_schedule() -> None:
         (["actor_rollout_ref.actor.loss_norm_constant=0"], "actor.loss_norm_constant=0.0: must be above 0"),
         (["actor_rollout_ref.agentgym.timeout=0"], "agentgym.timeout=0.0: must be above 0"),
         (["actor_rollout_ref.agentgym.agent=reakt"], "agentgym.agent='reakt': must be one of react, act"),
+        (["actor_rollout_ref.agentgym.action_format=json"], "agentgym.action_format='json': must be one of react, "),
+        (["actor_rollout_ref.agentgym.max_trials=9"], "agentgym.max_trials=9: must be from 1 to 8"),
+        (
+            ["actor_rollout_ref.agentgym.agent=reflect", "algorithm.adv_estimator=remax"],
+            "algorithm.adv_estimator=remax with actor_rollout_ref.agentgym.agent=reflect: an agent that tries again",
+        ),
+        (["actor_rollout_ref.agentgym.strategy=act"], "unknown key; here it is actor_rollout_ref.agentgym.agent"),
+        (
+            ["algorithm.rounds_ctrl.type=scaling_inter_adaptive"],
+            "algorithm.rounds_ctrl.rounds=10: type=scaling_inter_adaptive takes a list of ints",
+        ),
+        (["algorithm.rounds_ctrl.window=0"], "algorithm.rounds_ctrl.window=0: must be an int >= 1"),
         (["actor_rollout_ref.rollout.max_num_seqs=0"], "rollout.max_num_seqs=0: must be at least 1"),
         (["actor_rollout_ref.rollout.val_kwargs.n=0"], "rollout.val_kwargs.n=0: must be at least 1"),
         (["actor_rollout_ref.rollout.val_kwargs.top_p=0"], "rollout.val_kwargs.top_p=0.0: must be in (0, 1]"),
