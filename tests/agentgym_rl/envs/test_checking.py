@@ -248,7 +248,7 @@ def test_one_cause_is_told_once_with_its_line_and_the_server_prints_no_traceback
     printed = capfd.readouterr()
     assert printed.out.count("AttributeError: 'Unfinished' object has no attribute '_rules'") == 1
     assert "(test_checking.py, line " in printed.out and ", in step)" in printed.out
-    assert printed.out.count("as 'types of answers'") == 7
+    assert printed.out.count("as 'types of answers'") == 6
     assert "Traceback" not in printed.out + printed.err
 
 
