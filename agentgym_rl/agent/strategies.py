@@ -78,10 +78,9 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a trial came to."""
+    """What a trial came to that did not succeed."""
 
     score: float
-    success: bool
     stop_reason: StopReason
     last_observation: str | None
     """What the environment said to the last action, if the agent has not seen it yet."""

@@ -404,7 +404,7 @@ class _Attempt:
         """After a failure, let the agent write what its next trial shall know, if it tries again and there is room."""
         if handler.succeeded or self._trial >= self._settings.agent.trials:
             return
-        request = agent.reflection_request(Outcome(handler.score, False, stop_reason, self._unseen))
+        request = agent.reflection_request(Outcome(handler.score, stop_reason, self._unseen))
         if request is None or not handler.append_observation(request.content, request.parts):
             return
         if handler.turn_budget() == 0:

@@ -123,9 +123,9 @@ def test_lessons_are_shown_before_the_first_observation_and_empty_ones_are_not()
 
 def test_a_reflection_is_asked_for_in_view_of_what_the_last_action_did():
     agent = AgentChoice("reflect").make(TASK)
-    request = agent.reflection_request(Outcome(0.0, False, StopReason.MAX_ROUNDS, "nothing happened"))
+    request = agent.reflection_request(Outcome(0.0, StopReason.MAX_ROUNDS, "nothing happened"))
     assert request.content.startswith("nothing happened\n\n") and "turns are used up" in request.content
-    assert "it is over" in agent.reflection_request(Outcome(0.0, False, StopReason.DONE, None)).content
+    assert "it is over" in agent.reflection_request(Outcome(0.0, StopReason.DONE, None)).content
     lesson = agent.lesson("  Reflection: look twice \n")
     assert lesson.content == "look twice"
     assert parts_of("  Reflection: look twice \n", lesson.parts) == [("reflection", "look twice")]
