@@ -95,7 +95,12 @@ def test_a_served_model_is_evaluated_like_any_other(tmp_path: Path) -> None:
     assert (report.overall.num_items, report.num_faults) == (4, 0)
     assert report.usage is not None and report.usage.answers == 8 and report.usage.models == ("tiny",)
     assert report.usage.prompt_tokens > 8 * 10 and 0 < report.usage.completion_tokens <= 8 * 6
-    first, second = (read_samples(tmp_path / name) for name in ("first", "second"))
-    texts = [[turn.text for turn in trajectory.turns] for trajectory in first]
-    assert texts == [[turn.text for turn in trajectory.turns] for trajectory in second]  # greedy
-    assert any(turn.finish_reason == FinishReason.LENGTH for trajectory in first for turn in trajectory.turns)
+    first, second = (texts_of(tmp_path / name) for name in ("first", "second"))
+    assert first == second  # greedy
+    turns = [turn for trajectory in read_samples(tmp_path / "first") for turn in trajectory.turns]
+    assert any(turn.finish_reason == FinishReason.LENGTH for turn in turns)
+
+
+def texts_of(folder: Path) -> dict[str, list[str]]:
+    """What the model wrote at each item."""
+    return {each.item.item_id: [turn.text for turn in each.turns] for each in read_samples(folder)}
