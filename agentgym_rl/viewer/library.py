@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 
 from agentgym_rl.errors import ConfigError
-from agentgym_rl.viewer.rows import Summary, summarise
+from agentgym_rl.viewer.rows import NotATrajectory, Summary, summarise
 
 METRICS_FILE = "metrics.jsonl"
 _TRAJECTORY_FOLDER = "trajectories"
@@ -205,7 +205,8 @@ class Library:
     def runs(self) -> list[str]:
         """Names of all runs: their folders below the root, ``.`` for the root itself."""
         with self._lock:
-            return sorted({file.run for file in self._files.values()} | self._metrics.keys(), key=natural)
+            holders = {file.run for file in self._files.values() if file.summaries or file.problem or not file.size}
+            return sorted(holders | self._metrics.keys(), key=natural)
 
     def folder_of(self, run: str) -> Path | None:
         """Where a run lies; None for a name that is none of `runs`."""
@@ -330,6 +331,8 @@ class Library:
             return
         try:
             file.add(line)
+        except NotATrajectory:
+            pass
         except (ValueError, RecursionError) as error:
             file.num_unreadable += 1
             file.problem = file.problem or f"line {file.num_lines + 1}: {str(error)[:200]}"

@@ -20,16 +20,19 @@ _COLUMNS = ("input_ids", "loss_mask", "sequence_ids", "rollout_log_probs")
 _ROLES = {"human": "user", "gpt": "assistant"}
 
 
-def record_of(row: bytes, *, run_folder: Path | None = None, step: int | None = None) -> dict[str, Any]:
+def record_of(
+    row: bytes, *, run_folder: Path | None = None, root: Path | None = None, step: int | None = None
+) -> dict[str, Any]:
     """Messages, turns and tokens of a row; what a foreign row lacks is empty.
 
-    ``run_folder``: where a tokenizer and, of training step ``step``, values of tokens are looked for.
+    ``run_folder``: where a tokenizer and, of training step ``step``, values of tokens are looked for; below ``root``,
+    by default that folder, a model that the run names is looked for.
     """
     fields = load_row(row)
     messages = _messages(fields)
     tokens = _tokens(fields)
     if tokens is not None and run_folder is not None:
-        tokens |= _spelled(run_folder, tokens) | _trained_on(run_folder, step, fields, tokens)
+        tokens |= _spelled(run_folder, root or run_folder, tokens) | _trained_on(run_folder, step, fields, tokens)
     return {
         "messages": messages,
         "turns": _turns(fields, messages),
@@ -151,9 +154,9 @@ def _tokens(fields: dict[str, Any]) -> dict[str, Any] | None:
     }
 
 
-def _spelled(run_folder: Path, tokens: dict[str, Any]) -> dict[str, Any]:
+def _spelled(run_folder: Path, root: Path, tokens: dict[str, Any]) -> dict[str, Any]:
     """What each token spells, where the run left its tokenizer."""
-    path = find_tokenizer(run_folder)
+    path = find_tokenizer(run_folder, root)
     pieces = None if path is None else spell(path, tokens["input_ids"])
     return {"pieces": pieces}
 

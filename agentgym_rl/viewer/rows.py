@@ -8,6 +8,10 @@ from typing import Any
 import msgspec
 
 
+class NotATrajectory(Exception):
+    """A row of some other file, such as preference pairs: it has no conversation."""
+
+
 class _Turn(msgspec.Struct):
     num_tokens: int = 0
 
@@ -15,8 +19,8 @@ class _Turn(msgspec.Struct):
 class _Row(msgspec.Struct):
     """Of a row only what is needed; the long columns stay undecoded."""
 
-    item_id: str | int
-    conversations: msgspec.Raw
+    item_id: str | int = ""
+    conversations: msgspec.Raw = msgspec.Raw(b"")
     task: str = ""
     category: str = ""
     uid: str = ""
@@ -73,8 +77,11 @@ _turn_counter = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
 
 
 def summarise(line: bytes, *, id: str, run: str, phase: str, step: int | None) -> Summary:
-    """The summary of one row; raises ValueError when it is no trajectory."""
+    """The summary of one row; raises `NotATrajectory` for an object of another kind, and ValueError for anything else
+    that is none."""
     row = decode(line, _decoder)
+    if not bytes(row.conversations):
+        raise NotATrajectory
     item_id = str(row.item_id)
     turns = row.turns if row.turns is not None else [_Turn()] * _count_answers(row.conversations)
     return Summary(

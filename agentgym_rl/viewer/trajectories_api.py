@@ -67,7 +67,7 @@ def _record(library: Library, summary: Summary, row: bytes) -> dict[str, Any]:
     """The row for its page; HTTP 422 where it has the outlines of a trajectory and no more."""
     step = summary.step if summary.phase == "train" else None
     try:
-        return record_of(row, run_folder=library.folder_of(summary.run), step=step)
+        return record_of(row, run_folder=library.folder_of(summary.run), root=library.root, step=step)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise HTTPException(422, f"this row is no whole trajectory: {type(error).__name__}: {error}") from error
 

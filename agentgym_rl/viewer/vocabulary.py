@@ -15,6 +15,7 @@ from agentgym_rl.viewer.library import natural
 
 _NUM_VOCABULARIES = 4
 _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
+_SETTINGS_FILE = "settings.json"
 _CHECKPOINTS = "global_step_*/actor/huggingface"
 
 
@@ -27,6 +28,10 @@ class _Model(msgspec.Struct):
     vocab: dict[str, int] | list[tuple[str, float]]
 
 
+class _Settings(msgspec.Struct):
+    model_path: str = msgspec.field(name="model.path")
+
+
 class _Tokenizer(msgspec.Struct):
     model: _Model
     decoder: Any = None
@@ -34,13 +39,25 @@ class _Tokenizer(msgspec.Struct):
     added_tokens: list[_Added] = []
 
 
-def find_tokenizer(run_folder: Path) -> Path | None:
-    """The tokenizer that the run left: beside its token values, or else in its newest checkpoint."""
+def find_tokenizer(run_folder: Path, root: Path) -> Path | None:
+    """The tokenizer that the run left beside its token values, or else in its newest checkpoint; of an evaluation that
+    of its model, where this lies below ``root``."""
     own = run_folder / TOKEN_VALUES_FOLDER / TOKENIZER_FILE
     if own.is_file():
         return own
     checkpoints = run_folder.glob(f"{_CHECKPOINTS}/{TOKENIZER_FILE}")
-    return max(checkpoints, key=lambda path: natural(str(path)), default=None)
+    newest = max(checkpoints, key=lambda path: natural(str(path)), default=None)
+    return _tokenizer_of_model(run_folder / _SETTINGS_FILE, root) if newest is None else newest
+
+
+def _tokenizer_of_model(settings_file: Path, root: Path) -> Path | None:
+    """What an evaluation's settings say, as far as it is no way out of what the viewer was asked to show."""
+    try:
+        settings = msgspec.json.decode(settings_file.read_bytes(), type=_Settings)
+        path = Path(settings.model_path, TOKENIZER_FILE).resolve()
+        return path if path.is_relative_to(root) and path.is_file() else None
+    except (OSError, ValueError):
+        return None
 
 
 def spell(path: Path, ids: Iterable[int]) -> list[str] | None:

@@ -123,8 +123,16 @@ def test_unreadable_rows_are_counted_named_and_passed_over(tmp_path: Path) -> No
     library = Library(tmp_path)
     assert items(library) == ["textcraft_1", "textcraft_2"]
     [problem] = library.problems()
-    assert problem.startswith("0.jsonl: 4 unreadable rows, the first: line 2: ")
+    assert problem.startswith("0.jsonl: 3 unreadable rows, the first: line 2: ")
     assert library.progress().is_complete
+
+
+def test_files_of_other_things_are_passed_over_in_silence(tmp_path: Path) -> None:
+    write_rows(tmp_path / "a/pairs.jsonl", [{"item_id": "maze_1", "chosen": [], "rejected": []}])
+    write_rows(tmp_path / "b/0.jsonl", [make_trajectory(1)])
+    library = Library(tmp_path)
+    assert items(library) == ["textcraft_1"]
+    assert library.problems() == [] and library.runs() == ["b"] and library.progress().is_complete
 
 
 def test_deeply_nested_rows_are_unreadable_and_no_more(tmp_path: Path) -> None:

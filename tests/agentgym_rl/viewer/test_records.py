@@ -177,10 +177,22 @@ def test_sentencepiece_and_word_tokens_are_spelled_as_text(tmp_path: Path) -> No
 
 
 def test_the_tokenizer_beside_the_values_comes_first_then_the_newest_checkpoints(tmp_path: Path) -> None:
-    assert find_tokenizer(tmp_path) is None
+    assert find_tokenizer(tmp_path, tmp_path) is None
     for step in (9, 10):
         write_tokenizer(tmp_path / f"global_step_{step}/actor/huggingface/tokenizer.json", {"vocab": {}})
-    newest = find_tokenizer(tmp_path)
+    newest = find_tokenizer(tmp_path, tmp_path)
     assert newest is not None and "global_step_10" in str(newest)
     own = write_tokenizer(tmp_path / "token_values/tokenizer.json", {"vocab": {}})
-    assert find_tokenizer(tmp_path) == own
+    assert find_tokenizer(tmp_path, tmp_path) == own
+
+
+def test_an_evaluation_is_spelled_by_its_models_tokenizer_where_the_viewer_may_look(tmp_path: Path) -> None:
+    model = write_tokenizer(tmp_path / "shown/sft/huggingface/tokenizer.json", {"vocab": {"w": 0}})
+    outside = write_tokenizer(tmp_path / "outside/tokenizer.json", {"vocab": {"w": 0}})
+    run = tmp_path / "shown/eval"
+    run.mkdir()
+    for path, found in ((model, model), (outside, None), (tmp_path / "none/tokenizer.json", None)):
+        (run / "settings.json").write_text(json.dumps({"model.path": str(path.parent), "data.seed": 0}))
+        assert find_tokenizer(run, tmp_path / "shown") == found
+    (run / "settings.json").write_text("[]")
+    assert find_tokenizer(run, tmp_path / "shown") is None
