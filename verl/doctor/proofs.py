@@ -146,8 +146,9 @@ def _play_by_script(config: PPOConfig) -> list[Message]:
         agent: Agent = agentgym.agent_choice.make(TaskView.of(client))
         messages = [Message(role, text.content) for role, text in agent.opening(client.observe())]
         for turn in range(_TURNS):
-            messages.append(Message(Role.ASSISTANT, agent.write(client.example_action, f"Step {turn + 1}.")))
-            output = client.step(client.example_action)
+            text = agent.write(client.example_action, f"Step {turn + 1}.")
+            messages.append(Message(Role.ASSISTANT, text))
+            output = client.step(agent.read(text).for_environment or text)
             if output.done or turn == _TURNS - 1:
                 break
             messages.append(Message(Role.USER, agent.observe(output.state).content))
@@ -181,7 +182,8 @@ def _proofs_of_play(config: PPOConfig) -> Iterator[Finding]:
     dtype = compute_dtype(model, device)
     yield _guarded(MASKS, lambda: compare_masks(played.trajectories, played.generations))
     yield _guarded(LOG_PROBS, lambda: _compare_engine(played, dtype))
-    yield _guarded(PACKING, lambda: _compare_padded(played, model, device, dtype))
+    temperature = config.actor_rollout_ref.rollout.temperature
+    yield _guarded(PACKING, lambda: _compare_padded(played, model, device, dtype, temperature))
 
 
 def _play(config: PPOConfig) -> Played:
@@ -275,11 +277,13 @@ def _compare_engine(played: Played, dtype: torch.dtype) -> Finding:
     )
 
 
-def _compare_padded(played: Played, model: ModelConfig, device: torch.device, dtype: torch.dtype) -> Finding:
+def _compare_padded(
+    played: Played, model: ModelConfig, device: torch.device, dtype: torch.dtype, temperature: float
+) -> Finding:
     return compare_log_probs(
         PACKING,
         played.trainer_log_probs_S,
-        padded_log_probs(played.batch, model, device, dtype),
+        padded_log_probs(played.batch, model, device, dtype, temperature),
         dtype,
         names=("packed", "padded"),
         remedy="this architecture does not take packed rows: it cannot be trained here",
@@ -299,14 +303,16 @@ def compare_log_probs(
 
 
 @torch.no_grad()
-def padded_log_probs(batch: DataProto, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+def padded_log_probs(
+    batch: DataProto, config: ModelConfig, device: torch.device, dtype: torch.dtype, temperature: float
+) -> torch.Tensor:
     """``S``: log-probs of the loss tokens by the model as transformers runs it, sequences padded to equal length."""
     model = read_model(config, attn_implementation="sdpa").to(device=device, dtype=dtype).eval()  # type: ignore[call-arg]
     lengths = batch.lengths_B.tolist()
     ids_BL = torch.nn.utils.rnn.pad_sequence(batch.input_ids_T.split(lengths), batch_first=True).to(device)
     there_BL = torch.arange(ids_BL.shape[1])[None] < batch.lengths_B[:, None]
     logits_BLV = model(input_ids=ids_BL, attention_mask=there_BL.long().to(device), use_cache=False).logits.float()
-    log_probs_BL = logits_BLV[:, :-1].log_softmax(-1).gather(-1, ids_BL[:, 1:, None])[..., 0].cpu()
+    log_probs_BL = (logits_BLV[:, :-1] / temperature).log_softmax(-1).gather(-1, ids_BL[:, 1:, None])[..., 0].cpu()
     # A token's own place; nothing precedes the first.
     log_probs_T = torch.nn.functional.pad(log_probs_BL, (1, 0))[there_BL]
     return log_probs_T[batch.loss_mask_T]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -124,6 +126,23 @@ def test_a_wrong_key_ends_it_with_one_line(
     error = capsys.readouterr().err
     assert "HTTP 401" in error and "--api-key-env names the variable" in error and error.count("\n") == 1
     assert script.open == 0
+
+
+def test_sigterm_closes_all_sessions_and_leaves_what_is_there_to_go_on_from(
+    evaluate: Evaluate, server: ChatServer, script: Script, tmp_path: Path
+) -> None:
+    def ends_it(number: int, body: dict[str, Any]) -> Scripted:
+        if number == 9:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return deterministic(number, body)
+
+    server.answer = ends_it
+    assert evaluate("--concurrency", "2") == 130
+    assert script.open == 0
+    done = len(read_samples(tmp_path / "out"))
+    assert 0 < done < 14
+    assert evaluate() == 0
+    assert report_on(tmp_path / "out").num_trajectories == 14
 
 
 def test_no_server_at_the_models_address_is_said_at_once(
