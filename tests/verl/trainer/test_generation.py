@@ -138,12 +138,15 @@ def test_sessions_are_spread_over_several_servers(evaluate: Evaluate, tmp_path: 
 def test_an_evaluation_of_which_too_much_fails_stops_in_its_midst(
     evaluate: Evaluate, tmp_path: Path, script: Script
 ) -> None:
-    """Items 20 to 99 fail; of the latest 3 x 2 samples, more than half are faults long before the end."""
+    """Items 20 to 99 fail; of the latest 3 x 2 samples, more than half are faults long before the end.
+
+    What is in flight by then, 3 x 2 samples at most, may end before it is told to.
+    """
     script.fails_at = {item: 1 for item in range(20, 100)}
     with pytest.raises(TooManyFailures, match=r"[456] of 6 trajectories failed twice \(EnvServerError [456]\)"):
         evaluate(items=100)
     rows = rows_in(tmp_path)
-    assert 40 < len(rows) < 60 and 4 <= sum(row["stop_reason"] == "env_error" for row in rows) <= 6
+    assert 40 < len(rows) < 60 and 4 <= sum(row["stop_reason"] == "env_error" for row in rows) <= 12
 
 
 def test_an_engine_that_breaks_ends_the_run_before_it_uses_up_what_others_could_make(
