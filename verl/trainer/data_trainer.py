@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Generic, NoReturn, TypeVar
 
 from tqdm import tqdm
 
-from agentgym_rl.errors import AgentGymError, ConfigError
+from agentgym_rl.errors import AgentGymError
 from agentgym_rl.rollout.collector import TokenLimits, check_failures
 from agentgym_rl.rollout.statistics import rollout_metrics
 from agentgym_rl.types import Item, SamplingParams
@@ -80,7 +80,7 @@ class DataPlan:
         root = Path(trainer.default_local_dir).resolve()
         resume_from = checkpoint.find_resume_folder(root, mode=trainer.resume_mode, path=trainer.resume_from_path)
         if resume_from is not None:
-            _check_kind(resume_from, kind)
+            checkpoint.check_kind(resume_from, kind)
         total_steps = trainer.total_training_steps or trainer.total_epochs * order.batches_per_epoch
         return cls(root, total_steps, resume_from, tuple(val_items))
 
@@ -270,15 +270,6 @@ class DataTrainer(ABC, Generic[RowT]):
         for key, (before, now) in changed.items():
             print(f"warning: {key} was {before!r} until then and is {now!r} now: other rows follow", flush=True)
         return step
-
-
-def _check_kind(folder: Path, kind: str) -> None:
-    found = checkpoint.load_trainer_state(folder).get("kind", "ppo")
-    if found != kind:
-        raise ConfigError(
-            f"{folder} is a checkpoint of {found} and not of {kind}: take another trainer.default_local_dir; to train "
-            f"its model further, give model.path={folder / checkpoint.ACTOR_FOLDER / checkpoint.HUGGINGFACE_FOLDER}"
-        )
 
 
 def run_training(

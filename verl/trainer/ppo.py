@@ -13,11 +13,13 @@ from typing import Any, NoReturn
 
 import torch
 
+from agentgym_rl.agent.chat import ChatTemplate
 from agentgym_rl.errors import AgentGymError, ConfigError
 from agentgym_rl.rollout.collector import RolloutRequest, TokenLimits, check_failures
 from agentgym_rl.rollout.statistics import rollout_metrics, trial_metrics
 from agentgym_rl.types import Item, SamplingParams
 from verl.config import PPOConfig, RolloutConfig
+from verl.models.loading import load_tokenizer
 from verl.protocol import DataProto
 from verl.single_controller.base import ClusterError, Interrupted, WorkerError, WorkerGroup, WorkerSpec
 from verl.single_controller.signals import StopRequest, Terminated, stop_on_sigterm
@@ -42,7 +44,7 @@ from verl.trainer.metrics import (
 from verl.trainer.mini_batches import SharedMiniBatch, mini_batch_rows, share_mini_batch
 from verl.trainer.performance import Performance, largest
 from verl.trainer.plan import PPOPlan, resolve_threads
-from verl.trainer.replay import ReplaySampler, check_replay, replay_folder, write_step
+from verl.trainer.replay import ReplaySampler, check_replay, check_tokenizer, replay_folder, write_step
 from verl.trainer.rollouts import Rollout, generate_anew, make_requests
 from verl.trainer.step_rollouts import StepRollouts, StepSampler, TakesSteps, record_outcome, training_sampling
 from verl.trainer.token_log import copy_tokenizer, log_token_values
@@ -395,11 +397,13 @@ def run_ppo(config: PPOConfig, *, train_items: Sequence[Item], val_items: Sequen
     )
     find_estimator(config.algorithm.adv_estimator)
     if config.trainer.replay:
-        check_replay(config, plan.total_steps)
+        _check_replay(config, plan)
     device, root = resolve_device(config.trainer.device), output_folder(config)
     resume_from = checkpoint.find_resume_folder(
         root, mode=config.trainer.resume_mode, path=config.trainer.resume_from_path
     )
+    if resume_from:
+        checkpoint.check_kind(resume_from, "ppo")
     if resume_from and config.needs_critic:
         checkpoint.check_has_critic(resume_from)
     print(plan.describe(config, device), flush=True)
@@ -431,6 +435,14 @@ def run_ppo(config: PPOConfig, *, train_items: Sequence[Item], val_items: Sequen
             tracker=tracker,
             resume_from=resume_from,
         ).fit()
+
+
+def _check_replay(config: PPOConfig, plan: PPOPlan) -> None:
+    """Raise `ConfigError` when the trajectories to replay are not all there, or are another tokenizer's."""
+    check_replay(config, plan.total_steps)
+    model = config.actor_rollout_ref.model.absolute()
+    chat = ChatTemplate(load_tokenizer(model), warns=False)
+    check_tokenizer(replay_folder(str(config.trainer.replay)), chat, model.path)
 
 
 def _collect(config: PPOConfig, plan: PPOPlan, order: Order[Item], device: str) -> None:

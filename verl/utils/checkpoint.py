@@ -224,6 +224,16 @@ def check_has_critic(folder: Path) -> None:
         )
 
 
+def check_kind(folder: Path, kind: str) -> None:
+    """Raise `ConfigError` when the checkpoint is one of another kind of training than ``kind``, as ``ppo`` or ``sft``."""
+    found = load_trainer_state(folder).get("kind", "ppo")
+    if found != kind:
+        raise ConfigError(
+            f"{folder} is a checkpoint of {found} and not of {kind}: take another trainer.default_local_dir; to train "
+            f"its model further, let the model's path be {folder / ACTOR_FOLDER / HUGGINGFACE_FOLDER}"
+        )
+
+
 def step_of(folder: Path) -> int:
     """N of a folder ``global_step_<N>``."""
     match = _STEP_FOLDER.fullmatch(folder.name)
