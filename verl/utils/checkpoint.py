@@ -225,7 +225,7 @@ def check_has_critic(folder: Path) -> None:
 
 
 def check_kind(folder: Path, kind: str) -> None:
-    """Raise `ConfigError` when the checkpoint is one of another kind of training than ``kind``, as ``ppo`` or ``sft``."""
+    """Raise `ConfigError` when the checkpoint is of another kind of training than ``kind``, as ``ppo`` or ``sft``."""
     found = load_trainer_state(folder).get("kind", "ppo")
     if found != kind:
         raise ConfigError(
