@@ -31,6 +31,11 @@ class Role(StrEnum):
     """The model."""
 
 
+def encodable(text: str) -> str:
+    """Halves of surrogate pairs, which JSON can carry, replaced: no tokenizer takes them, no UTF-8 file holds them."""
+    return text.encode(errors="surrogatepass").decode(errors="replace")
+
+
 @dataclass(frozen=True, slots=True)
 class Message:
     """One message of a conversation."""

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from agentgym_rl.types import Trajectory
+from agentgym_rl.types import PartKind, Trajectory
 
 
 def group_code(uid: str) -> int:
@@ -197,10 +197,18 @@ class DataProto:
 
 def _anchors(trajectory: Trajectory) -> np.ndarray:
     """int64 ``T``: see `DataProto.anchor_ids_T`."""
-    previous = ["", *(message.content for message in trajectory.messages)]
+    previous = ["", *(_observed(trajectory, index) for index in range(len(trajectory.messages)))]
     codes = np.array([group_code(content) for content in previous], dtype=np.int64)
     # A token's message stands one later in `previous`, so that its own index finds the message before.
     return np.where(trajectory.loss_mask, codes[trajectory.sequence_ids], 0)
+
+
+def _observed(trajectory: Trajectory, index: int) -> str:
+    """What the environment said in a message, without what the agent keeps in view beside it, such as its plan."""
+    content = trajectory.messages[index].content
+    parts = trajectory.parts[index] if index < len(trajectory.parts) else ()
+    observed = [content[part.start : part.end] for part in parts if part.kind == PartKind.OBSERVATION]
+    return "".join(observed) or content
 
 
 def _from_arrays(arrays: dict[str, np.ndarray]) -> DataProto:

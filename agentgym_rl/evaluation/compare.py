@@ -83,6 +83,10 @@ class Comparison:
         lines = [f"[{number}] {evaluation.name}" for number, evaluation in enumerate(self.evaluations, 1)]
         for key, values in self.changed_settings.items():
             lines.append(f"{key}: " + ", ".join(f"[{number}] {value}" for number, value in enumerate(values, 1)))
+        ks = [evaluation.report.k for evaluation in self.evaluations]
+        if len(set(ks)) > 1:
+            shown_ks = ", ".join(f"[{number}] {k}" for number, k in enumerate(ks, 1))
+            lines.append(f"samples of an item: {shown_ks}; more samples alone raise Pass@k")
         lines += aligned(_score_rows(self.evaluations))
         lines += [_difference_line(number, each) for number, each in enumerate(self.differences, 2)]
         shown = self.item_rows[:max_items]

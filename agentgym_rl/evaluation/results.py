@@ -58,15 +58,16 @@ def claim_folder(folder: Path, settings: dict[str, Any], run: dict[str, Any]) ->
     """
     path = folder / SETTINGS_FILE
     folder.mkdir(parents=True, exist_ok=True)
-    earlier: dict[str, Any] = _read_json(path) if path.exists() else {}
+    made_with = read_settings(folder) if path.exists() else settings
+    earlier_runs = _read_json(path).get("runs", ()) if path.exists() else ()
     for key, value in settings.items():
-        before = earlier.get("settings", settings).get(key)
+        before = made_with.get(key)
         if before != value:
             raise ConfigError(
                 f"{key}={value!r}: {str(folder)!r} holds results made with {before!r}; take another folder, or remove "
                 "that one"
             )
-    runs = [*earlier.get("runs", ()), {"began": datetime.now(UTC).isoformat(timespec="seconds"), **run}]
+    runs = [*earlier_runs, {"began": datetime.now(UTC).isoformat(timespec="seconds"), **run}]
     write_whole(path, json.dumps({"settings": settings, "runs": runs}, indent=1))
 
 
@@ -108,15 +109,25 @@ def write_report(folder: Path, report: Report) -> None:
 
 def read_settings(folder: Path) -> dict[str, Any]:
     """What the folder's results depend on; raises `ConfigError` for a folder that holds no evaluation."""
-    settings: dict[str, Any] = _read_json(folder / SETTINGS_FILE)["settings"]
+    path = folder / SETTINGS_FILE
+    content = _read_json(path)
+    settings = content.get("settings") if isinstance(content, dict) else None
+    if not isinstance(settings, dict):
+        raise ConfigError(f"{path}: holds no settings of an evaluation")
     return settings
 
 
 def read_requested(folder: Path) -> Requested:
     """What the latest run was asked for; raises `ConfigError` for a folder that holds no evaluation."""
-    content = _read_json(folder / REQUESTED_FILE)
-    items = [Item.parse(row["item_id"], row["task"], row["category"]) for row in content["items"]]
-    return Requested(tuple(items), content["n_samples"])
+    path = folder / REQUESTED_FILE
+    content = _read_json(path)
+    try:
+        items = [Item.parse(row["item_id"], row["task"], row["category"]) for row in content["items"]]
+        return Requested(tuple(items), int(content["n_samples"]))
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{path}: does not say what an evaluation was asked for: {type(error).__name__}: {error}"
+        ) from None
 
 
 def as_json(value: Any) -> Any:

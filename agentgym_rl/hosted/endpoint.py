@@ -13,7 +13,7 @@ import requests
 
 from agentgym_rl.client.connection import CONNECT_TIMEOUT_S, retry_after_s, session_for
 from agentgym_rl.errors import ConfigError
-from agentgym_rl.types import FinishReason, Message
+from agentgym_rl.types import FinishReason, Message, encodable
 
 _PASSING = (408, 409, 425, 429)
 _WRONG_INPUT = (401, 402, 403, 404)
@@ -128,7 +128,7 @@ class Endpoint:
             return self._refusal(what, response)
         try:
             return _read(json.loads(response.content))
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
+        except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
             problem = f"{type(error).__name__}: {error}"
             return Refusal(f"{what}: not of the form of an answer ({problem}): {_shown(response)}", may_pass=True)
 
@@ -161,12 +161,7 @@ class Endpoint:
         status = response.status_code
         message = f"{what}: HTTP {status}: {_shown(response)}"
         if status in _WRONG_INPUT or any(code in response.text for code in _NO_MONEY):
-            key = (
-                f"the key is taken from {self.model.key_variable}"
-                if self.model.key
-                else "no key was sent; --api-key-env names the variable that holds it"
-            )
-            raise ConfigError(f"{message} ({key})")
+            raise ConfigError(f"{message} ({self._about_the_key()})")
         return Refusal(message, may_pass=status in _PASSING or status >= 500, wait_s=retry_after_s(response))
 
     def _about_the_key(self) -> str:
@@ -184,12 +179,12 @@ def _read(content: Any) -> Answer:
         raise TypeError(f"content is {type(text).__name__}, must be a string")
     details = usage.get("prompt_tokens_details") or {}
     return Answer(
-        text=text,
+        text=encodable(text),
         finish_reason=FinishReason.LENGTH if choice.get("finish_reason") == "length" else FinishReason.STOP,
         prompt_tokens=int(usage.get("prompt_tokens") or 0),
         cached_tokens=int(details.get("cached_tokens") or 0),
         completion_tokens=int(usage.get("completion_tokens") or 0),
-        model=str(content.get("model", "")),
+        model=encodable(str(content.get("model", ""))),
     )
 
 

@@ -36,6 +36,7 @@ from agentgym_rl.types import (
     StopReason,
     TokenGenerator,
     Trajectory,
+    encodable,
 )
 
 __all__ = ["RolloutRequest", "RolloutSettings", "TokenLimits", "by_sample", "check_failures", "collect"]
@@ -438,18 +439,13 @@ class _Attempt:
 def _reset(client: EnvClient, key: Any) -> tuple[str, Any]:
     """The first observation, and what a viewer may show beyond it."""
     client.reset(key)
-    return _encodable(client.observe()), getattr(client, "viewer_state", None)
+    return encodable(client.observe()), getattr(client, "viewer_state", None)
 
 
 def _step(client: EnvClient, text: str) -> tuple[StepOutput, Any]:
     """What a turn did, and what a viewer may show beyond it."""
     output = client.step(text)
-    return replace(output, state=_encodable(output.state)), getattr(client, "viewer_state", None)
-
-
-def _encodable(observation: str) -> str:
-    """Half a surrogate pair, which JSON can carry, replaced: no tokenizer takes it and no UTF-8 file holds it."""
-    return observation.encode(errors="surrogatepass").decode(errors="replace")
+    return replace(output, state=encodable(output.state)), getattr(client, "viewer_state", None)
 
 
 def _acts(reply: Reply) -> bool:

@@ -102,6 +102,11 @@ def read_trajectories(path: str | Path) -> LogContents:
     return LogContents(tuple(trajectories), tuple(torn))
 
 
+def read_row(line: str | bytes, where: str) -> Trajectory:
+    """Read one line of a file. Raises `ConfigError` naming ``where`` for what is no trajectory."""
+    return from_row(_load(line, where), where)
+
+
 def to_row(trajectory: Trajectory) -> dict[str, Any]:
     """The JSON form of a trajectory."""
     score = None if trajectory.masked else trajectory.score
@@ -196,7 +201,7 @@ def _read_rows(path: Path) -> tuple[list[Any], bool]:
     return ([*rows, json.loads(tail)], False) if _is_json(tail) else (rows, True)
 
 
-def _load(line: bytes, where: str) -> Any:
+def _load(line: str | bytes, where: str) -> Any:
     try:
         return json.loads(line)
     except ValueError as error:

@@ -29,6 +29,10 @@ def describe_ppo(config: PPOConfig) -> str:
     branch, trainer = config.actor_rollout_ref, config.trainer
     plan = _ppo_plan(config, check_ppo_settings(config))
     _check_estimator(config)
+    if trainer.replay:
+        from verl.trainer.replay import check_replay  # which imports torch
+
+        check_replay(config, plan.total_steps)
     for key, folder in ppo_output_folders(config).items():
         check_can_be_made(key, folder)
     resume = find_resume_folder(
@@ -40,7 +44,7 @@ def describe_ppo(config: PPOConfig) -> str:
             plan.describe(config, machine.device),
             *([f"      goes on from {resume}"] if resume else []),
             _ppo_memory(config, machine),
-            _not_looked_at(branch.agentgym, branch.model),
+            _not_looked_at(None if trainer.replay else branch.agentgym, branch.model),
         ]
     )
 
@@ -124,7 +128,8 @@ def _unknown_memory(model: ModelConfig) -> str:
     return f"memory: not known, since nothing is known of model.path={model.path}: {why}"
 
 
-def _not_looked_at(agentgym: AgentGymConfig, model: ModelConfig) -> str:
-    """What a real start would look at beyond this."""
+def _not_looked_at(agentgym: AgentGymConfig | None, model: ModelConfig) -> str:
+    """What a real start would look at beyond this; None where no server is asked."""
+    server = "" if agentgym is None else f"the server at {agentgym.env_addr}; "
     weights = "the weights in" if is_model_folder(model) else "not here:"
-    return f"not looked at: the server at {agentgym.env_addr}; {weights} model.path={model.path}"
+    return f"not looked at: {server}{weights} model.path={model.path}"

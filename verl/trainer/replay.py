@@ -8,13 +8,16 @@ the groups that were trained on. It is written last: a step without it was not f
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from agentgym_rl.agent.chat import ChatTemplate
 from agentgym_rl.errors import ConfigError
-from agentgym_rl.rollout.log import read_trajectories
+from agentgym_rl.rollout.log import read_row, read_trajectories
 from agentgym_rl.types import SamplingParams, Trajectory
 from verl.config import PPOConfig
 from verl.trainer.step_rollouts import StepRollouts
@@ -73,8 +76,9 @@ def read_record(folder: Path, step: int) -> StepRecord:
         )
     try:
         row: Mapping[str, Any] = json.loads(path.read_text())
-        if row["format"] != _FORMAT:
-            raise ConfigError(f"trainer.replay: {path} has format {row['format']!r}, must be {_FORMAT}")
+        for name, wanted in (("format", _FORMAT), ("step", step)):
+            if row[name] != wanted:
+                raise ConfigError(f"trainer.replay: {path} has {name} {row[name]!r}, must be {wanted}")
         return StepRecord(
             step=row["step"],
             samples=tuple(_as_key(key) for key in row["samples"]),
@@ -129,7 +133,8 @@ def finished_steps(folder: Path) -> list[int]:
 
 
 def check_replay(config: PPOConfig, total_steps: int) -> None:
-    """Raise `ConfigError` when a step of the run is missing, cut short, or has another number of groups than a batch.
+    """Raise `ConfigError` when a step of the run is missing, cut short, or not what the run can train on: another
+    number of groups than a batch has, or no greedy rollouts for ``remax``.
 
     Looks at sizes alone; rows are read when their step comes.
     """
@@ -144,12 +149,44 @@ def check_replay(config: PPOConfig, total_steps: int) -> None:
     for step in range(1, total_steps + 1):
         record = read_record(folder, step)
         _check_size(folder, record)
+        if config.algorithm.adv_estimator == "remax" and not record.greedy:
+            raise ConfigError(
+                f"algorithm.adv_estimator=remax: step {step} in trainer.replay={config.trainer.replay!r} has no greedy "
+                "rollouts, since another estimator sampled it; take another one here too"
+            )
         few = len(record.kept) < batch_size and record.is_filtered
         if len(record.kept) != batch_size and not few:
             raise ConfigError(
                 f"data.train_batch_size={batch_size}: step {step} in trainer.replay={config.trainer.replay!r} has "
                 f"{len(record.kept)} items"
             )
+
+
+def check_tokenizer(folder: Path, chat: ChatTemplate, model_path: str) -> None:
+    """Raise `ConfigError` when the ids in the folder are another tokenizer's: they do not read as what was said.
+
+    Looks at one trajectory of the first step. Blanks are let be, for libraries differ in how they tidy them up.
+    """
+    trajectory = next((t for t in _rows(_step_folder(folder, 1)) if t.num_sampled_tokens), None)
+    if trajectory is None:
+        return
+    for message in np.unique(trajectory.sequence_ids[trajectory.loss_mask == 1]).tolist():
+        sampled = (trajectory.sequence_ids == message) & (trajectory.loss_mask == 1)
+        read, said = chat.decode(trajectory.input_ids[sampled]), trajectory.messages[message].content
+        if read.split() != said.split() and "".join(read.split()) != "".join(said.split()):
+            raise ConfigError(
+                f"trainer.replay: {_step_folder(folder, 1)}: message {message} of {trajectory.item.item_id} is "
+                f"{said[:60]!r}, and reads {read[:60]!r} by the tokenizer of actor_rollout_ref.model.path="
+                f"{model_path!r}: another model's tokens cannot be trained on"
+            )
+
+
+def _rows(folder: Path) -> Iterator[Trajectory]:
+    """A step's trajectories one by one, so that looking at the first does not cost reading all."""
+    for file in sorted(folder.glob("*.jsonl")):
+        with file.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                yield read_row(line, f"{file} line {number}")
 
 
 class ReplaySampler:

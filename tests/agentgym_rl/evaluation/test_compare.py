@@ -77,6 +77,26 @@ def test_three_are_compared_with_the_first_and_json_has_everything(
     assert row["results"] == [{"score": 0.5, "passed": True}, {"score": 1.0, "passed": True}, None]
 
 
+def test_unlike_numbers_of_samples_are_pointed_out(
+    folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    third = write_evaluation(tmp_path / "c", {0: [1], 1: [0]}, temperature=1)
+    assert main(["compare", *map(str, folders)]) == 0
+    assert "samples of an item" not in capsys.readouterr().out
+    assert main(["compare", str(folders[0]), str(third)]) == 0
+    assert "samples of an item: [1] 2, [2] 1; more samples alone raise Pass@k" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("file", ["settings.json", "requested.json"])
+@pytest.mark.parametrize("content", ["", "{", "{}", "[]", "null", '{"settings": 3, "items": 3, "n_samples": 1}'])
+def test_a_file_of_another_form_is_named(
+    folders: list[Path], capsys: pytest.CaptureFixture[str], file: str, content: str
+) -> None:
+    (folders[1] / file).write_text(content)
+    assert main(["compare", *map(str, folders)]) == 1
+    assert f"{folders[1] / file}: " in capsys.readouterr().err
+
+
 def test_a_folder_without_results_and_one_alone_are_refused(
     folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -97,6 +97,16 @@ def test_a_turn_that_is_cut_and_one_without_text_are_told_apart_from_whole_ones(
     assert text_of(ask()) == "Action: go"
 
 
+def test_half_a_character_is_replaced_so_that_files_and_servers_take_the_answer(
+    ask: Ask, server: ChatServer, tmp_path: Path
+) -> None:
+    answer = b'{"model": "\\udc00", "choices": [{"message": {"content": "go \\ud800 \\ud83d\\ude00"}}]}'
+    server.answer = lambda number, body: Scripted(200, answer)
+    text = text_of(ask())
+    assert text.encode().decode() == text and text.startswith("go ") and text.endswith(" \N{GRINNING FACE}")
+    (tmp_path / "usage.jsonl").read_text(encoding="utf-8").encode()
+
+
 FAULTS = {
     "overload": Scripted(429, {"error": {"message": "slow down"}}),
     "fault": Scripted(500, b"oops"),
@@ -104,6 +114,8 @@ FAULTS = {
     "not JSON": Scripted(200, b"{"),
     "another form": Scripted(200, {"choices": []}),
     "a list": Scripted(200, []),
+    "beyond all depth": Scripted(200, b"[" * 100_000),
+    "endless tokens": Scripted(200, b'{"choices": [{"message": {"content": "x"}}], "usage": {"prompt_tokens": 1e999}}'),
     "dropped": Scripted(drops=True),
 }
 

@@ -213,6 +213,10 @@ def _spoil_a_row(folder: Path) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
+def _copy_a_step(folder: Path) -> None:
+    shutil.copyfile(folder / "step1/step.json", folder / "step2/step.json")
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -222,6 +226,7 @@ def _spoil_a_row(folder: Path) -> None:
         (_remove_a_row, r"step2 has 15 rows in 1 files, its step.json names 16: a file is missing, or was changed"),
         (_write_a_row_twice, r"step1 lacks 1 trajectories, among them step1/parity_\d sample \d trial 1"),
         (_spoil_the_record, r"step1/step.json is no record of a step"),
+        (_copy_a_step, r"step2/step.json has step 1, must be 2"),
         (_spoil_a_row, r"step1/0.jsonl line 3: input_ids, loss_mask, .* differ in length"),
     ],
 )
@@ -239,6 +244,7 @@ def test_what_is_missing_or_torn_is_named(
     [
         (["data.train_batch_size=2"], r"data.train_batch_size=2: step 1 in .* has 4 items"),
         (["trainer.replay=/nowhere"], r"trainer.replay='/nowhere': no folders step<N> in it"),
+        (["algorithm.adv_estimator=remax"], r"algorithm.adv_estimator=remax: step 1 in .* has no greedy rollouts"),
         (["trainer.rollout_only=True"], "one of the two"),
         (["trainer.test_freq=1"], "trainer.test_freq=1 with trainer.replay=.*: must be off, since there is no engine"),
     ],
@@ -261,3 +267,13 @@ def test_a_replay_that_does_not_fit_is_refused(run: Run, original: Path, overrid
 def test_rollouts_alone_neither_validate_nor_resume(run: Run, overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         run("refused", "trainer.rollout_only=True", *overrides)
+
+
+def test_tokens_of_another_tokenizer_are_refused(run: Run, original: Path, model: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(model, tmp_path / "model")
+    tokenizer = json.loads((other / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    tokenizer["model"]["vocab"] = dict(zip(vocabulary, reversed(vocabulary.values()), strict=True))
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(ConfigError, match=r"step1: message 3 of parity_\d is .*, and reads .* by the tokenizer of"):
+        run("misread", STEPS, f"trainer.replay={original}", f"actor_rollout_ref.model.path={other}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,7 +14,7 @@ from support.tokenizers import make_tokenizer
 
 from agentgym_rl.agent.chat import ChatTemplate
 from agentgym_rl.rollout.handler import RewardRule, RolloutHandler
-from agentgym_rl.types import Message, Role, StepOutput, StopReason, Trajectory
+from agentgym_rl.types import Message, Part, PartKind, Role, StepOutput, StopReason, Trajectory
 from verl.config import ADV_ESTIMATORS, AlgorithmConfig
 from verl.protocol import DataProto, group_code
 from verl.trainer.core_algos import compute_advantages, discounted_returns
@@ -96,6 +98,17 @@ def test_the_anchor_of_a_turn_is_the_observation_that_it_answers():
     anchors = [batch.anchor_ids_T[batch.loss_mask_T & (batch.message_ids_T == message)] for message in (3, 5)]
     assert [codes.unique().tolist() for codes in anchors] == [[group_code("Goal: log")], [group_code("seen")]]
     assert batch.anchor_ids_T[~batch.loss_mask_T].abs().max() == 0
+
+
+def test_a_plan_that_is_shown_with_the_observation_is_no_part_of_the_anchor():
+    """Else no two turns of samples with plans of their own would ever answer the same."""
+    played = play([("look", 0.0), ("take", 1.0)])
+    messages, parts = list(played.messages), [()] * len(played.messages)
+    messages[4] = Message(Role.USER, "seen\n\nYour plan: look, then take")
+    parts[4] = (Part(PartKind.OBSERVATION, 0, 4), Part(PartKind.PLAN, 17, 32))
+    planned = dataclasses.replace(played, messages=tuple(messages), parts=tuple(parts))
+    plain, shown = (DataProto.from_trajectories([each]).anchor_ids_T for each in (played, planned))
+    assert torch.equal(plain, shown)
 
 
 @pytest.mark.parametrize("name", ["reinforce_plus_plus", "gae", "gigpo"])
