@@ -32,7 +32,9 @@ def sample_tokens(
 
 
 def _inverse_cdf(probs_RV: torch.Tensor, uniforms_R: torch.Tensor) -> torch.Tensor:
-    cdf_RV = probs_RV.cumsum(-1)
+    # Logits differ in their last digits by what is decoded together. Sums in float32 make much more of that, so that a
+    # draw near a bound falls now to its one side and now to the other, and a run cannot be repeated.
+    cdf_RV = probs_RV.cumsum(-1, dtype=torch.float64)
     # Scaled by the row's own total, so that rounding in the sum never leaves a draw beyond the last id.
     draws_R1 = uniforms_R[:, None].to(cdf_RV) * cdf_RV[:, -1:]
     ids_R = torch.searchsorted(cdf_RV, draws_R1, right=True)[:, 0]
