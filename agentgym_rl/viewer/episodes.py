@@ -25,14 +25,23 @@ def read_episode(row: Any, where: str) -> Trajectory:
     conversation = parse_conversation(row, where)
     score = _number(row.get("reward", row.get("score")))
     turns = _turns(conversation, score or 0.0)
-    task, _, index = conversation.item_id.rpartition("_")
     return untokenized(
-        item=Item(task or conversation.item_id, int(index) if task and index.isdecimal() else 0),
+        item=_item(conversation.item_id, row.get("task")),
         messages=conversation.messages,
         turns=turns,
         success=score is not None and score >= 1.0,
         stop_reason=StopReason.DONE,
     )
+
+
+def _item(item_id: str, task: Any) -> Item:
+    """Of what other programs wrote: the task that the row names, or else that of the item; any text is an item."""
+    named, _, index = item_id.rpartition("_")
+    if isinstance(task, str) and task not in ("", named):
+        return Item(task, 0, game=item_id)
+    if named and index.isascii() and index.isdecimal():
+        return Item(named, int(index))
+    return Item(named or item_id, 0, game=item_id)
 
 
 def untokenized(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, HTTPException
 from fastapi import Query as QueryString
@@ -18,7 +18,7 @@ from agentgym_rl.viewer.comparison import compare, comparison_json
 from agentgym_rl.viewer.episodes import decoded, read_episode
 from agentgym_rl.viewer.export import Side, as_jsonl, comparison_page, conversations_of, pairs_of, trajectory_page
 from agentgym_rl.viewer.library import Library
-from agentgym_rl.viewer.panel import panel_json, panel_of
+from agentgym_rl.viewer.panel import panel_beside
 from agentgym_rl.viewer.query import Query, Searches, select
 from agentgym_rl.viewer.rows import Summary
 from agentgym_rl.viewer.runs_api import REFRESH_BUDGET_S
@@ -47,7 +47,7 @@ def make_router(library: Library) -> APIRouter:
     @router.get("/trajectories/{id}/panel")
     def panel(id: str) -> Response:
         """What the environment shows beside the turns; null for nothing."""
-        return json_answer(_panel(_side(library, id)))
+        return json_answer(panel_beside(_side(library, id).trajectory))
 
     @router.get("/compare")
     def comparison(left: str, right: str) -> Response:
@@ -57,7 +57,7 @@ def make_router(library: Library) -> APIRouter:
             {
                 "comparison": comparison_json(compare(one.trajectory, other.trajectory)),
                 "summaries": [one.summary, other.summary],
-                "panels": [_panel(one), _panel(other)],
+                "panels": [panel_beside(one.trajectory), panel_beside(other.trajectory)],
             }
         )
 
@@ -82,13 +82,6 @@ def make_router(library: Library) -> APIRouter:
         return _file(as_jsonl(rows), "pairs.jsonl", _JSONL, len(rows))
 
     return router
-
-
-def _panel(side: Side) -> Any:
-    try:
-        return panel_json(panel_of(side.trajectory))
-    except ConfigError as error:
-        raise HTTPException(500, str(error)) from error
 
 
 def _side(library: Library, id: str) -> Side:

@@ -23,7 +23,7 @@ from agentgym_rl.data.conversations import Conversation
 from agentgym_rl.data.pairs import PairRules, make_pairs
 from agentgym_rl.types import Trajectory
 from agentgym_rl.viewer.comparison import compare, comparison_json
-from agentgym_rl.viewer.panel import panel_json, panel_of
+from agentgym_rl.viewer.panel import panel_beside
 from agentgym_rl.viewer.records import record_of
 from agentgym_rl.viewer.rows import Summary
 
@@ -76,7 +76,7 @@ def trajectory_page(side: Side) -> str:
             "summary": msgspec.to_builtins(side.summary),
             "messages": record["messages"],
             "turns": record["turns"],
-            "panel": panel_json(panel_of(side.trajectory)),
+            "panel": panel_beside(side.trajectory),
         },
     )
 
@@ -90,7 +90,7 @@ def comparison_page(left: Side, right: Side) -> str:
             "headings": [heading_of(left.summary), heading_of(right.summary)],
             "summaries": [msgspec.to_builtins(side.summary) for side in (left, right)],
             "comparison": comparison_json(compare(left.trajectory, right.trajectory)),
-            "panels": [panel_json(panel_of(side.trajectory)) for side in (left, right)],
+            "panels": [panel_beside(side.trajectory) for side in (left, right)],
         },
     )
 

@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 
 from agentgym_rl.errors import ConfigError
-from agentgym_rl.viewer.rows import NotATrajectory, Summary, summarise
+from agentgym_rl.viewer.rows import NotATrajectory, Summary, decode, summarise
 
 METRICS_FILE = "metrics.jsonl"
 _TRAJECTORY_FOLDER = "trajectories"
@@ -33,6 +33,8 @@ _READ_BYTES = 4 << 20
 _LAST_BYTES = 64
 _RESCAN_S = 0.5
 _UNLIMITED = float("inf")
+_metrics_decoder = msgspec.json.Decoder(dict[str, Any])
+_any_decoder = msgspec.json.Decoder()
 
 
 @dataclass(eq=False)
@@ -110,8 +112,8 @@ class _MetricsFile(_File):
         self.rows = []
 
     def add(self, line: bytes) -> None:
-        row = msgspec.json.decode(line, type=dict[str, Any])
-        if not isinstance(row.get("step"), int):
+        row = decode(line, _metrics_decoder)
+        if type(row.get("step")) is not int:
             raise ValueError("the row has no step")
         self.rows.append(row)
 
@@ -401,7 +403,7 @@ def _status(path: Path) -> os.stat_result | None:
 
 def _is_whole(line: bytes) -> bool:
     try:
-        msgspec.json.decode(line)
-    except (msgspec.DecodeError, RecursionError):
+        decode(line, _any_decoder)
+    except (ValueError, RecursionError):
         return False
     return True

@@ -7,6 +7,7 @@ recorded; the page, and files that are exported, draw the blocks. Texts of block
 from __future__ import annotations
 
 import importlib
+import logging
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,9 @@ from agentgym_rl.agent.formats import ActionFormat, FormatName, TaskView, make_f
 from agentgym_rl.envs.registry import get_spec, known_tasks
 from agentgym_rl.errors import ConfigError
 from agentgym_rl.types import PartKind, Role, Trajectory
+
+_MOST_TOLD = 300
+_logger = logging.getLogger(__name__)
 
 # -------------------------------------------------------------------------------------------------------------- blocks
 
@@ -249,6 +253,25 @@ def find_panel(task: str) -> PanelMaker | None:
 def panel_json(panel: Panel | None) -> Any:
     """The panel as plain JSON values; None for none."""
     return msgspec.to_builtins(panel)
+
+
+def panel_beside(trajectory: Trajectory) -> Any:
+    """`panel_json` of the trajectory's panel; of one that fails an empty panel that says so, and a line in the log.
+
+    A panel is an environment's code, which may be anybody's, over files that may hold anything: whatever it raises,
+    the trajectory is shown without it.
+    """
+    try:
+        panel = panel_of(trajectory)
+        if not isinstance(panel, Panel | None):
+            raise TypeError(f"must be a Panel, got {type(panel).__name__}")
+        return panel_json(panel)
+    except Exception as error:  # noqa: BLE001 - code of anybody, on files of anybody
+        kind = "" if isinstance(error, ConfigError) else f"{type(error).__name__}: "
+        reason = " ".join(f"{kind}{error}".split())[:_MOST_TOLD]
+        told = f"The panel of {trajectory.item.task} could not be made: {reason}"
+        _logger.warning("%s", told)
+        return panel_json(Panel(frames=(), note=told))
 
 
 # ------------------------------------------------------------------------------------- what panels read in a trajectory

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from agentgym_rl.envs.registry import get_spec
 from agentgym_rl.errors import AgentGymError, EnvError
 from agentgym_rl.viewer.answers import json_answer
-from agentgym_rl.viewer.panel import panel_json, panel_of
+from agentgym_rl.viewer.panel import panel_beside
 from agentgym_rl.viewer.playing import Game, Games, PlayError
 
 _MOST_LISTED = 500
@@ -143,6 +143,6 @@ def _state(game: Game) -> Response:
             "done": game.done,
             "actions": actions[:_MOST_LISTED],
             "num_actions": len(actions),
-            "panel": panel_json(panel_of(trajectory)),
+            "panel": panel_beside(trajectory),
         }
     )

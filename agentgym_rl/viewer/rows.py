@@ -111,14 +111,14 @@ def summarise(line: bytes, *, id: str, run: str, phase: str, step: int | None) -
 
 
 def decode(line: bytes, decoder: msgspec.json.Decoder[Any]) -> Any:
-    """Decode JSON, also Python's dialect of it, which knows NaN; raises ValueError."""
+    """Decode JSON, also Python's dialect of it, which knows NaN and half a surrogate pair; raises ValueError."""
     try:
         return decoder.decode(line)
     except msgspec.ValidationError:
         raise
     except msgspec.DecodeError:
         plain = json.loads(line, parse_constant=lambda name: None)
-        return decoder.decode(json.dumps(plain).encode())
+        return decoder.decode(json.dumps(plain, ensure_ascii=False).encode(errors="replace"))
 
 
 def _length(array: msgspec.Raw) -> int:

@@ -114,7 +114,10 @@ class Guard:
 def _is_same_origin(headers: Headers) -> bool:
     """False for what a browser sends on behalf of another site; programs that are no browser send no Origin."""
     origin = headers.get("origin")
-    return origin is None or urlsplit(origin).netloc == headers.get("host")
+    try:
+        return origin is None or urlsplit(origin).netloc == headers.get("host")
+    except ValueError:
+        return False
 
 
 def _cookie_name(scope: Scope) -> str:

@@ -170,13 +170,17 @@ def test_a_panel_that_fails_is_told_and_the_rest_of_the_page_stands(
     with TrajectoryLog(tmp_path / "0.jsonl") as log:
         log.write(made_up("brittle", 1, "Begin.", [("Action: go", "Gone.", 1.0, True)]))
     with running(build_app(Library(tmp_path))) as url:
-        for spec, told in ((brittle, "Internal Server Error"), (missing, "'support.episodes:nothing' of environment")):
+        for spec, told in ((brittle, "ValueError: no panel"), (missing, "panel='support.episodes:nothing'")):
             monkeypatch.setitem(registry._registered, "brittle", spec)
             [id] = ids_of(url, "brittle_1")
             with at(browser, f"{url}/#/trajectory/{id}") as watched:
-                expect(watched.page.get_by_role("alert")).to_contain_text("The panel could not be made: ")
-                expect(watched.page.get_by_role("alert")).to_contain_text(told)
+                expect(watched.page.locator(".panel")).to_contain_text("The panel of brittle could not be made: ")
+                expect(watched.page.locator(".panel")).to_contain_text(told)
                 expect(watched.page.locator("main")).to_contain_text("Gone.")
+                watched.page.goto(f"{url}/#/compare?left={id}&right={id}")
+                expect(watched.page.locator(".compared").first).to_contain_text("Gone.")
+            page = requests.get(f"{url}/api/export/html?id={id}", timeout=30)
+            assert page.status_code == 200 and told in page.text and "Gone." in page.text
 
 
 def panel_frames(url: str, id: str) -> int:

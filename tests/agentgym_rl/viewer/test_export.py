@@ -17,6 +17,7 @@ from support.episodes import made_up, played
 from agentgym_rl.cli import main
 from agentgym_rl.data.conversations import read_conversations
 from agentgym_rl.data.pairs import read_pairs
+from agentgym_rl.envs import registry
 from agentgym_rl.envs.babyai import SPEC as BABYAI
 from agentgym_rl.envs.serving import running
 from agentgym_rl.rollout.log import TrajectoryLog
@@ -203,3 +204,15 @@ def test_what_cannot_be_exported_is_said_in_one_line(
     message = capsys.readouterr().err
     assert told in message
     assert re.fullmatch(r"agentgym-rl: [^\n]+\n", message)
+
+
+def test_a_panel_that_fails_is_told_in_one_line_and_the_file_is_written_without_it(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    failing = replace(BABYAI, panel="support.episodes:failing_panel")
+    monkeypatch.setitem(registry._registered, "babyai", failing)
+    file = export(folder, tmp_path / "world.html", [4])
+    told = "The panel of babyai could not be made: ValueError: no panel for babyai_7"
+    assert told in file.read_text(encoding="utf-8")
+    assert [record.getMessage() for record in caplog.records] == [told]
+    assert caplog.records[0].exc_info is None

@@ -150,6 +150,31 @@ def test_rows_with_numbers_that_are_not_finite_are_read(tmp_path: Path) -> None:
     assert items(Library(tmp_path)) == ["textcraft_1"]
 
 
+@pytest.mark.parametrize("name", ["item_id", "uid", "category", "error"])
+def test_rows_with_half_a_surrogate_pair_are_read(tmp_path: Path, name: str) -> None:
+    (tmp_path / "0.jsonl").write_text(json.dumps(to_row(make_trajectory(1)) | {name: "half \ud800"}) + "\n")
+    library = Library(tmp_path)
+    library.refresh()
+    [summary] = library.summaries()
+    assert getattr(summary, name) == "half ?" and library.problems() == []
+
+
+def test_a_last_row_in_pythons_dialect_is_whole_without_its_line_feed(tmp_path: Path) -> None:
+    fields = to_row(make_trajectory(1)) | {"duration_s": float("nan"), "error": "half \ud800"}
+    (tmp_path / "0.jsonl").write_text(json.dumps({**fields, "duration_s": 1.0, "extra": {"x": float("nan")}}))
+    assert items(Library(tmp_path)) == ["textcraft_1"]
+
+
+def test_metrics_of_other_programs_are_read_as_far_as_they_have_steps(tmp_path: Path) -> None:
+    lines = ['{"step": 1, "loss": NaN}', '{"step": true}', '{"step": 1.5}', '{"step": 2, "loss": 0.5}']
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    library = Library(tmp_path)
+    library.refresh()
+    metrics = library.metrics(".")
+    assert metrics is not None and metrics.rows == [{"step": 1, "loss": None}, {"step": 2, "loss": 0.5}]
+    assert library.problems() == ["metrics.jsonl: 2 unreadable rows, the first: line 2: the row has no step"]
+
+
 def test_conversations_without_turns_or_tokens_are_shown_too(tmp_path: Path) -> None:
     said = [{"from": "human", "value": "Go."}, {"from": "gpt", "value": "Action: north", "loss": True}]
     write_rows(tmp_path / "expert.jsonl", [{"item_id": "maze_3", "conversations": said}])

@@ -80,7 +80,7 @@ def test_a_program_sends_the_token_in_a_header(folder: Path) -> None:
 
 def test_pages_of_other_sites_cannot_ask_for_anything_to_be_done(folder: Path) -> None:
     opened = client(folder)
-    for origin in ("http://evil.example", "null", "http://127.0.0.1:8"):
+    for origin in ("http://evil.example", "null", "http://127.0.0.1:8", "http://["):
         assert opened.post("/api/runs", headers={"origin": origin}).status_code == 403
     assert opened.post("/api/runs", headers={"origin": ORIGIN}).status_code == 405
     assert opened.post("/api/runs").status_code == 405

@@ -7,6 +7,8 @@ import { colour, onThemeChange } from "./theme.js";
 
 const HEIGHT = 210;
 const NUM_COLOURS = 8;
+const MIN_AXIS = 56;
+const DIGIT = 7; // pixels, in the axes' font
 
 /**
  * A chart called `title`. `draw(lines)` shows `[{label, steps, values, dash, colour}]`, where `colour` counts from 0;
@@ -34,7 +36,7 @@ export function chart(title, openStep) {
       cursor: { focus: { prox: 24 }, drag: { x: true, y: false } },
       legend: { live: true },
       scales: { x: { time: false }, y: { range: rangeOf } },
-      axes: [axis({ size: 34 }), axis({ size: 56, values: (_, ticks) => ticks.map(number) })],
+      axes: [axis({ size: 34 }), axis({ size: widthOf, values: (_, ticks) => ticks.map(number) })],
       series: [{ label: "step", value: (_, value) => (value === null ? "–" : String(value)) }, ...lines.map(seriesOf)],
     };
     plot = new uPlot(options, data, holder);
@@ -62,7 +64,17 @@ export function chart(title, openStep) {
     event.preventDefault();
     event.stopPropagation();
   });
-  const resized = new ResizeObserver(() => plot?.setSize({ width: Math.max(200, holder.clientWidth), height: HEIGHT }));
+  /** Where nothing is pointed at, the legend tells of the last step. */
+  const tellLast = () => {
+    if (plot.cursor.idx !== null && plot.cursor.idx !== undefined) return;
+    const last = plot.data[0].length - 1;
+    plot.setLegend({ idx: last }, false);
+    canvasNote.textContent = `Last ${describe(last)}`;
+  };
+  const resized = new ResizeObserver(() => {
+    plot?.setSize({ width: Math.max(200, holder.clientWidth), height: HEIGHT });
+    if (plot) requestAnimationFrame(tellLast);
+  });
   resized.observe(holder);
   const endTheme = onThemeChange(() => plot && make(plot.data));
 
@@ -77,10 +89,7 @@ export function chart(title, openStep) {
       if (plot && kinds === shown) plot.setData(data);
       else make(data);
       shown = kinds;
-      if (plot.cursor.idx === null || plot.cursor.idx === undefined) {
-        plot.setLegend({ idx: data[0].length - 1 }, false);
-        canvasNote.textContent = `Last ${describe(data[0].length - 1)}`;
-      }
+      tellLast();
     },
     destroy() {
       resized.disconnect();
@@ -110,6 +119,11 @@ function seriesOf({ label, dash, colour: index }) {
     points: { show: (plot, i) => plot.data[i].filter((value) => value !== null).length <= 60, size: 5 },
     value: (_, value) => number(value),
   };
+}
+
+/** Room for the longest label, its tick and gap. */
+function widthOf(_, labels) {
+  return Math.max(MIN_AXIS, 20 + DIGIT * Math.max(0, ...(labels ?? []).map((label) => label.length)));
 }
 
 /** A little room above and below; of values that are all alike, from 0. */

@@ -20,11 +20,21 @@ export function percent(value) {
 }
 
 export function seconds(value) {
-  if (value === null || value === undefined) return NONE;
+  if (typeof value !== "number") return NONE;
   if (value < 0.001) return `${(value * 1e6).toFixed(0)} µs`;
   if (value < 1) return `${(value * 1000).toFixed(value < 0.1 ? 1 : 0)} ms`;
   if (value < 90) return `${value.toFixed(1)} s`;
   return `${Math.floor(value / 60)} min ${Math.round(value % 60)} s`;
+}
+
+/** False for evaluations and conversations, which have no steps but the version of a policy, often 0. */
+export function isTraining({ has_metrics, phases }) {
+  return has_metrics || "train" in phases || "val" in phases;
+}
+
+/** What a trajectory is called, also one of a file that names no items. */
+export function itemName(id) {
+  return id || "unnamed";
 }
 
 /** How long ago, of seconds since 1970. */

@@ -85,7 +85,7 @@ export function tokenView(record) {
         h("div", { class: "row stats" },
           h("label", {}, "Colour by ", select),
           h("span", {}, `${number(sampled)} of ${number(tokens.input_ids.length)} tokens are trained on`),
-          missing.length ? h("span", { class: "muted" }, `not recorded: ${missing.join(", ")}`) : null),
+          missing.length ? h("span", { class: "muted" }, `not recorded: ${missing.join("; ")}`) : null),
         legend, inspector),
       grid,
     ),

@@ -75,14 +75,23 @@ function nameOf(summary) {
   return `${run}${summary.phase} step ${summary.step}, sample ${summary.sample_index}${trial}: ${score}`;
 }
 
+/** Names of all; those of the same name, such as demonstrations, also tell the line of their file. */
+function distinct(rows) {
+  const names = rows.map(nameOf);
+  const counts = new Map();
+  for (const name of names) counts.set(name, (counts.get(name) ?? 0) + 1);
+  return names.map((name, index) => (counts.get(name) > 1 ? `${name} (line ${Number(rows[index].id.split("-").at(-1)) + 1})` : name));
+}
+
 function chooser({ item, left, right, rows }) {
   const field = h("input", { type: "text", id: "compare-item", value: item ?? "", spellcheck: "false", placeholder: "textcraft_3" });
+  const names = distinct(rows);
   const choose = (name, label, chosen, other) => {
     const select = h(
       "select",
       { id: `compare-${name}`, "aria-label": label },
       h("option", { value: "" }, "choose …"),
-      rows.map((row) => h("option", { value: row.id, selected: row.id === chosen }, nameOf(row))),
+      rows.map((row, index) => h("option", { value: row.id, selected: row.id === chosen }, names[index])),
     );
     select.addEventListener("change", () => go(link("compare", "", { item, left: name === "left" ? select.value : other, right: name === "right" ? select.value : other })));
     return select;

@@ -3,7 +3,7 @@
 import { get, poll } from "../js/api.js";
 import { chart } from "../js/chart.js";
 import { fill, h } from "../js/dom.js";
-import { ago, percent, score } from "../js/format.js";
+import { ago, isTraining, percent, score } from "../js/format.js";
 import { addPage, go, link } from "../js/router.js";
 import { readingState } from "../js/state.js";
 
@@ -138,13 +138,13 @@ function heading(run) {
       { class: "row stats" },
       isLive ? h("span", { class: "chip good" }, h("span", { class: "live-dot" }, "●"), " live") : null,
       h("span", {}, `changed ${ago(run.modified_at)}`),
-      h("span", {}, `step ${run.last_step ?? "–"}`),
+      isTraining(run) ? h("span", {}, `step ${run.last_step ?? "–"}`) : null,
       h("span", {}, `score ${score(run.score_mean)}`),
       h("span", {}, `success ${percent(run.success_mean)}`),
       h("a", { href: link("trajectories", "", { run: run.name, sort: "step", descending: true }) },
         `${run.num_trajectories} trajectories`),
-      h("a", { href: link("trajectories", "", { ...last, grouped: true }) }, "last step, by group"),
-      h("a", { href: link("trajectories", "", { ...last, success: false, sort: "score" }) }, "failures of the last step"),
+      h("a", { href: link("trajectories", "", { ...last, grouped: true }) }, isTraining(run) ? "last step, by group" : "by group"),
+      h("a", { href: link("trajectories", "", { ...last, success: false, sort: "score" }) }, isTraining(run) ? "failures of the last step" : "failures"),
     ),
     h(
       "div",

@@ -2,7 +2,7 @@
 
 import { get, poll } from "../js/api.js";
 import { fill, h } from "../js/dom.js";
-import { ago, percent, score } from "../js/format.js";
+import { ago, isTraining, percent, score } from "../js/format.js";
 import { addPage, link } from "../js/router.js";
 import { readingState } from "../js/state.js";
 
@@ -46,7 +46,7 @@ function row(run) {
     {},
     h("th", { scope: "row" }, h("a", { href: link("run", run.name) }, run.title)),
     h("td", {}, run.tasks.join(", ")),
-    h("td", { class: "number" }, run.last_step ?? "–"),
+    h("td", { class: "number" }, isTraining(run) ? (run.last_step ?? "–") : "–"),
     h("td", { class: "number" }, h("a", { href: link("trajectories", "", { run: run.name }) }, run.num_trajectories)),
     h("td", { class: "number" }, score(run.score_mean)),
     h("td", { class: "number" }, percent(run.success_mean)),

@@ -2,7 +2,7 @@
 
 import { get, poll } from "../js/api.js";
 import { announce, fill, h } from "../js/dom.js";
-import { number, percent, score, seconds } from "../js/format.js";
+import { itemName, number, percent, score, seconds } from "../js/format.js";
 import { bindAll } from "../js/keys.js";
 import { addPage, go, link } from "../js/router.js";
 import { outcome, stopChip } from "../js/outcome.js";
@@ -275,7 +275,7 @@ function trajectoryRow(row, from) {
     "tr",
     {},
     h("td", { class: "number" }, `${phase}${row.step}`),
-    h("td", {}, h("a", { class: "open", href: link("trajectory", row.id, { from }) }, row.item_id)),
+    h("td", {}, h("a", { class: "open", href: link("trajectory", row.id, { from }) }, itemName(row.item_id))),
     h("td", {}, sample),
     h("td", { class: "number", title: row.score }, score(row.score)),
     h("td", {}, outcome(row)),

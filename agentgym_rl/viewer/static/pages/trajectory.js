@@ -3,7 +3,7 @@
 import { get } from "../js/api.js";
 import { findings } from "../js/diagnosis.js";
 import { announce, fill, h } from "../js/dom.js";
-import { number, score, seconds } from "../js/format.js";
+import { itemName, number, score, seconds } from "../js/format.js";
 import { bindAll } from "../js/keys.js";
 import { explanation, isFault, outcome, stopChip } from "../js/outcome.js";
 import { player } from "../js/player.js";
@@ -83,7 +83,7 @@ async function show({ main, argument: id, parameters, setParameters, signal }) {
   const copyButton = h("button", { type: "button", on: { click: copy } }, "Copy as JSON");
   const tools = [
     copyButton,
-    h("a", { href: `/api/trajectories/${encodeURIComponent(id)}/raw`, download: `${record.summary.item_id}.json` }, "Save JSON"),
+    h("a", { href: `/api/trajectories/${encodeURIComponent(id)}/raw`, download: `${itemName(record.summary.item_id)}.json` }, "Save JSON"),
     h("a", { href: `/api/export/html?id=${encodeURIComponent(id)}`, download: "" }, "Save as HTML"),
     h("a", { href: link("compare", "", { left: id }) }, "Compare with …"),
   ];
@@ -165,7 +165,7 @@ function heading(record, neighbours, { from, tools, addressOf }) {
     "div",
     { class: "head" },
     h("div", { class: "row" },
-      h("h1", {}, summary.item_id),
+      h("h1", {}, itemName(summary.item_id)),
       outcome(summary), stopChip(summary),
       h("span", { class: "spacer" }),
       tools,
