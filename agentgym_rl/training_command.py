@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import re
 import shlex
 import sys
 from typing import Any
@@ -48,9 +49,19 @@ def trainer_arguments(options: argparse.Namespace) -> list[str]:
         "task": options.environment,
         "algorithm": options.algorithm,
         "hardware": options.hardware,
-        "actor_rollout_ref.model.path": options.model,
-        "data.train_file": options.data_path,
+        "actor_rollout_ref.model.path": _as_value(options.model),
+        "data.train_file": _as_value(options.data_path),
         "actor_rollout_ref.agentgym.env_addr": options.env_addr,
-        "trainer.default_local_dir": options.out,
+        "trainer.default_local_dir": _as_value(options.out),
     }
     return [f"{key}={value}" for key, value in named.items() if value is not None] + options.overrides
+
+
+def _as_value(path: str | None) -> str | None:
+    """A path as the trainer's command line reads it: quoted where it has characters that mean something there.
+
+    What has brackets around it is a list, and stays as it is.
+    """
+    if path is None or re.fullmatch(r"\[.*\]|[\w/.~+-]+( +[\w/.~+-]+)*", path, re.ASCII):
+        return path
+    return "'" + path.replace("'", r"\'") + "'"

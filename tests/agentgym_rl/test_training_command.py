@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shlex
@@ -10,6 +11,10 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from agentgym_rl.training_command import trainer_arguments
+from verl.agent_trainer.loading import load_config, parse_command_line
+from verl.config import PPOConfig
 
 
 def train(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -46,6 +51,20 @@ def test_the_full_command_is_printed_and_run_with_what_follows(tmp_path: Path) -
     ]
     assert plan.startswith("plan: 32 items x n 4 = 128 trajectories") and "rounds: 6 in steps 1-2" in plan
     assert "memory per GPU, one of 8" in plan
+
+
+@pytest.mark.parametrize(
+    "name", ["step=3", "a, b", "it's", '"x"', "{y} [z]", " ends in blanks ", "50%", "$HOME", "a\\b", "été"]
+)
+def test_folders_of_any_name_reach_the_trainer_as_they_are(name: str) -> None:
+    path = f"runs/{name}"
+    options = argparse.Namespace(
+        environment="babyai", algorithm="grpo", hardware=None, model=path, data_path=path, env_addr=None, out=path,
+        overrides=[],
+    )  # fmt: skip
+    argv = trainer_arguments(options)
+    config = load_config(PPOConfig, parse_command_line(argv, program="test", config_name="ppo_trainer"))
+    assert config.actor_rollout_ref.model.path == config.data.train_file == config.trainer.default_local_dir == path
 
 
 @pytest.mark.parametrize(
