@@ -29,9 +29,12 @@ METRICS_FILE = "metrics.jsonl"
 _TRAJECTORY_FOLDER = "trajectories"
 _STEP_FOLDER = re.compile(r"(?P<val>val_)?step(?P<step>\d+)")
 _SKIPPED_FOLDER = re.compile(r"global_step_\d+.*|tensorboard|\..*")
+_ROW_NUMBER = re.compile(r"0|[1-9]\d{0,11}", re.ASCII)
 _READ_BYTES = 4 << 20
 _LAST_BYTES = 64
 _RESCAN_S = 0.5
+_RESTS = 4
+"""How much longer than looking for files took they are not looked for again."""
 _UNLIMITED = float("inf")
 _metrics_decoder = msgspec.json.Decoder(dict[str, Any])
 _any_decoder = msgspec.json.Decoder()
@@ -47,6 +50,8 @@ class _File:
     sort_key: list[tuple[int, str]] = field(default_factory=list)
     inode: int = 0
     size: int = 0
+    modified_at: float = 0.0
+    """Seconds since 1970."""
     offset: int = 0
     """Bytes read, always at the beginning of a row."""
     num_lines: int = 0
@@ -153,7 +158,7 @@ class Library:
         self._metrics: dict[str, _MetricsFile] = {}
         """By run."""
         self._lock = threading.RLock()
-        self._scanned_at = -_UNLIMITED
+        self._next_scan_at = -_UNLIMITED
         self.version = 0
         """Grows with every change."""
 
@@ -214,13 +219,15 @@ class Library:
         """Where a run lies; None for a name that is none of `runs`."""
         return self._base / run if run in self.runs() else None
 
-    def modified_at(self, run: str) -> float:
-        """When one of the run's files last changed, seconds since 1970; 0 when none is there any more."""
+    def modified_at(self) -> dict[str, float]:
+        """For each run when one of its files last changed, seconds since 1970."""
         with self._lock:
-            files: list[_File] = [file for file in self._files.values() if file.run == run]
-            files += [self._metrics[run]] if run in self._metrics else []
-        times = [status.st_mtime for file in files if (status := _status(file.path)) is not None]
-        return max(times, default=0.0)
+            owned = [(file.run, file.modified_at) for file in self._files.values()]
+            owned += [(run, file.modified_at) for run, file in self._metrics.items()]
+        latest: dict[str, float] = {}
+        for run, time_s in owned:
+            latest[run] = max(time_s, latest.get(run, 0.0))
+        return latest
 
     def progress(self) -> Progress:
         with self._lock:
@@ -242,15 +249,18 @@ class Library:
     def refresh(self, budget_s: float = _UNLIMITED) -> None:
         """Find new files and read what was appended, for at most about ``budget_s`` seconds.
 
-        With a limit, files are looked for at most twice a second, and a call returns at once while another one reads.
+        With a limit, files are looked for at most twice a second, and less often where that takes long; a call returns
+        at once while another one reads. The time for reading is counted from when the files have been looked for.
         """
         if not self._lock.acquire(blocking=budget_s == _UNLIMITED):
             return
         try:
             began = time.monotonic()
-            if budget_s == _UNLIMITED or began - self._scanned_at >= _RESCAN_S:
+            if budget_s == _UNLIMITED or began >= self._next_scan_at:
                 self._scan()
-                self._scanned_at = began
+                looked = time.monotonic()
+                self._next_scan_at = looked + max(_RESCAN_S, _RESTS * (looked - began))
+                began = looked
             files: list[_MetricsFile | _TrajectoryFile] = [*self._metrics.values(), *self._sorted_files()]
             for file in files:
                 while file.unread > 0 and not file.torn and self._read_some(file):
@@ -268,6 +278,7 @@ class Library:
             self._forget(known[path])
         for path, status in found.items():
             file = known.get(path) or self._add(path, run_folders)
+            file.modified_at = status.st_mtime
             changed = status.st_size != file.size
             if file.inode != status.st_ino or status.st_size < file.offset or (changed and not file.goes_on()):
                 file.restart(status.st_ino)
@@ -345,9 +356,9 @@ class Library:
         key, _, number = id.rpartition("-")
         with self._lock:
             file = self._files.get(key)
-            if file is None or not number.isdecimal() or int(number) >= len(file.spans):
+            if file is None or not _ROW_NUMBER.fullmatch(number):
                 return None
-            summary = next((each for each in file.summaries.values() if each.id == id), None)
+            summary = file.summaries.get(int(number))
             return None if summary is None else (file, summary, file.spans[int(number)])
 
     def _sorted_files(self) -> list[_TrajectoryFile]:

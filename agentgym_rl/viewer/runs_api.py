@@ -64,10 +64,11 @@ def state(library: Library) -> dict[str, Any]:
 
 
 def _runs(library: Library, by_run: dict[str, list[Summary]]) -> list[dict[str, Any]]:
-    return [_run(library, run, summaries) for run, summaries in by_run.items()]
+    modified_at = library.modified_at()
+    return [_run(library, run, summaries, modified_at.get(run, 0.0)) for run, summaries in by_run.items()]
 
 
-def _run(library: Library, run: str, summaries: Sequence[Summary]) -> dict[str, Any]:
+def _run(library: Library, run: str, summaries: Sequence[Summary], modified_at: float) -> dict[str, Any]:
     metrics = library.metrics(run)
     rows = [] if metrics is None else metrics.rows
     return {
@@ -76,12 +77,12 @@ def _run(library: Library, run: str, summaries: Sequence[Summary]) -> dict[str, 
         "has_metrics": metrics is not None,
         "last_step": max([row["step"] for row in rows] + [s.step for s in summaries], default=None),
         "num_trajectories": len(summaries),
-        "tasks": sorted({s.task for s in summaries}),
+        "tasks": sorted({s.task for s in summaries} - {""}),
         "phases": dict(Counter(s.phase for s in summaries)),
         "stop_reasons": dict(Counter(s.stop_reason for s in summaries)),
         "score_mean": _last(rows, "rollout/score_mean", [s.score for s in summaries]),
         "success_mean": _last(rows, "rollout/success_mean", [s.success for s in summaries]),
-        "modified_at": library.modified_at(run),
+        "modified_at": modified_at,
     }
 
 

@@ -88,7 +88,7 @@ def _facets(library: Library, run: str) -> dict[str, Any]:
     chosen = [summary for summary in library.summaries() if not run or summary.run == run]
     return {
         "runs": library.runs(),
-        "tasks": sorted({summary.task for summary in chosen}),
+        "tasks": sorted({summary.task for summary in chosen} - {""}),
         "phases": sorted({summary.phase for summary in chosen}),
         "stop_reasons": sorted({summary.stop_reason for summary in chosen}),
         "steps": sorted({summary.step for summary in chosen}),

@@ -246,6 +246,43 @@ def test_reading_stops_when_its_time_is_over_and_goes_on_later(tmp_path: Path) -
     assert len(library.summaries()) == 5 and library.progress().is_complete
 
 
+def test_looking_for_files_takes_nothing_of_the_time_for_reading(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for run in range(5):
+        write_rows(tmp_path / f"run{run}/0.jsonl", [make_trajectory(run)])
+    now = 0.0
+    monkeypatch.setattr("agentgym_rl.viewer.library.time.monotonic", lambda: now)
+    look = Library._scan
+
+    def look_long(library: Library) -> None:
+        nonlocal now
+        now += 10.0
+        look(library)
+
+    monkeypatch.setattr(Library, "_scan", look_long)
+    library = Library(tmp_path)
+    library.refresh(budget_s=0.2)
+    assert len(library.summaries()) == 5
+    now += 39.0
+    library.refresh(budget_s=0.2)
+    assert now == 49.0  # what takes long is not done again at once
+    now += 2.0
+    library.refresh(budget_s=0.2)
+    assert now == 61.0
+
+
+@pytest.mark.parametrize("number", ["1", "-1", "00", "\u0660", "9" * 5000, "", "0 ", "0\n"])
+def test_names_of_no_trajectory_name_none(tmp_path: Path, number: str) -> None:
+    write_rows(tmp_path / "0.jsonl", [make_trajectory(1)])
+    library = Library(tmp_path)
+    library.refresh()
+    [summary] = library.summaries()
+    key = summary.id.rpartition("-")[0]
+    assert library.find(f"{key}-0") == summary and library.read_row(f"{key}-0") is not None
+    assert library.find(f"{key}-{number}") is None and library.read_row(f"{key}-{number}") is None
+
+
 def test_ten_thousand_trajectories_are_read_in_seconds(tmp_path: Path) -> None:
     line = row(1, turns=[("I think so.", "get 1 log", "Got 1 log.")] * 8)
     for step in range(1, 51):

@@ -8,6 +8,7 @@ import { colour, onThemeChange } from "./theme.js";
 const HEIGHT = 210;
 const NUM_COLOURS = 8;
 const MIN_AXIS = 56;
+const WHOLE = [0, 1, 2, 3, 4, 5, 6, 7, 8].flatMap((power) => [1, 2, 5].map((digit) => digit * 10 ** power));
 const DIGIT = 7; // pixels, in the axes' font
 
 /**
@@ -35,8 +36,8 @@ export function chart(title, openStep) {
       height: HEIGHT,
       cursor: { focus: { prox: 24 }, drag: { x: true, y: false } },
       legend: { live: true },
-      scales: { x: { time: false }, y: { range: rangeOf } },
-      axes: [axis({ size: 34 }), axis({ size: widthOf, values: (_, ticks) => ticks.map(number) })],
+      scales: { x: { time: false, range: stepsOf }, y: { range: rangeOf } },
+      axes: [axis({ size: 34, incrs: WHOLE }), axis({ size: widthOf, values: (_, ticks) => ticks.map(number) })],
       series: [{ label: "step", value: (_, value) => (value === null ? "–" : String(value)) }, ...lines.map(seriesOf)],
     };
     plot = new uPlot(options, data, holder);
@@ -124,6 +125,11 @@ function seriesOf({ label, dash, colour: index }) {
 /** Room for the longest label, its tick and gap. */
 function widthOf(_, labels) {
   return Math.max(MIN_AXIS, 20 + DIGIT * Math.max(0, ...(labels ?? []).map((label) => label.length)));
+}
+
+/** From the first step to the last; a single one stands in the middle. */
+function stepsOf(_, first, last) {
+  return first === last ? [first - 1, last + 1] : [first, last];
 }
 
 /** A little room above and below; of values that are all alike, from 0. */

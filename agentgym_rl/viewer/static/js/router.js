@@ -74,6 +74,7 @@ export function startRouter(main, { onShow, onError }) {
     const leavers = [() => controller.abort()];
     current = { leave: () => leavers.forEach((leave) => leave()) };
     container.replaceChildren();
+    scrollTo(0, 0);
     document.title = `${page ? page.title : "Not found"} · AgentGym-RL`;
     onShow(name);
     try {
