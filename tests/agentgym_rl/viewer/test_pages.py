@@ -496,3 +496,60 @@ def test_the_command_serves_on_this_machine_alone_with_the_token_it_was_given(br
                 assert "token" not in watched.page.url
         finally:
             process.terminate()
+
+
+# ------------------------------------------------------------------------------------------------ what is no training
+
+
+def test_an_evaluation_has_no_last_step_and_tells_its_one_point_at_any_width(browser: Browser, tmp_path: Path) -> None:
+    write_rows(tmp_path / "trajectories/0.jsonl", [make_trajectory(1), make_trajectory(2)])
+    with viewing(browser, tmp_path) as watched:
+        page = watched.page
+        expect(page.locator("tbody td").nth(1)).to_have_text("–")
+        go(page, "#/run/.")
+        expect(page.get_by_role("link", name="failures", exact=True)).to_be_visible()
+        expect(page.get_by_role("link", name=re.compile("last step"))).to_have_count(0)
+        legend = page.get_by_role("group", name="Turns and horizon: ").locator(".u-series").nth(1)
+        for width in (1280, 2560, 900):
+            page.set_viewport_size({"width": width, "height": 900})
+            page.wait_for_timeout(100)
+            expect(legend.locator(".u-value")).to_have_text(re.compile(r"\d"))
+
+
+def test_conversations_without_names_can_be_opened_and_told_apart(browser: Browser, tmp_path: Path) -> None:
+    said = [{"from": "human", "value": "Go."}, {"from": "gpt", "value": "north"}]
+    rows = [{"conversations": said}, {"item_id": "maze_1", "conversations": said}]
+    write_rows(tmp_path / "0.jsonl", [*rows, rows[1]])
+    with viewing(browser, tmp_path) as watched:
+        page = watched.page
+        go(page, "#/trajectories?sort=item_id")
+        page.get_by_role("link", name="unnamed").click()
+        expect(page.get_by_role("heading", level=1)).to_have_text("unnamed")
+        go(page, "#/compare?item=maze_1")
+        options = page.get_by_label("Left").locator("option")
+        expect(options).to_have_count(3)
+        expect(options.nth(1)).to_have_text(re.compile(r"\(line 2\)"))
+        expect(options.nth(2)).to_have_text(re.compile(r"\(line 3\)"))
+
+
+def test_a_viewer_that_has_ended_is_told_in_words(browser: Browser, tmp_path: Path) -> None:
+    write_rows(tmp_path / "0.jsonl", [make_trajectory(1)])
+    with watched_page(browser) as watched:
+        with running(build_app(Library(tmp_path))) as url:
+            watched.page.goto(url)
+            expect(watched.page.locator("tbody a").first).to_be_visible()
+        expect(watched.page.get_by_role("alert")).to_contain_text("The viewer does not answer.")
+        watched.page.goto(f"{url}/#/trajectories")
+        expect(watched.page.get_by_role("alert")).to_contain_text("The viewer does not answer.")
+
+
+def test_a_row_that_is_gone_is_not_copied_and_the_page_says_so(browser: Browser, tmp_path: Path) -> None:
+    file = write_rows(tmp_path / "0.jsonl", [make_trajectory(1)])
+    with viewing(browser, tmp_path) as watched:
+        page = watched.page
+        go(page, "#/trajectories")
+        first_row(page).click()
+        expect(page.get_by_role("heading", level=1)).to_have_text("textcraft_1")
+        file.unlink()
+        page.get_by_role("button", name="Copy as JSON").click()
+        expect(page.get_by_role("button", name=re.compile("Not copied: trajectory .* is not here"))).to_be_visible()

@@ -9,13 +9,20 @@ export class ApiError extends Error {
 
 /** JSON of `GET /api/<path>`; lists among `parameters` repeat the name, empty values are left out. */
 export async function get(path, parameters = {}, { signal } = {}) {
-  return answer(await fetch(`/api/${path}${queryString(parameters)}`, { signal }));
+  return answer(await ask(`/api/${path}${queryString(parameters)}`, { signal }));
+}
+
+/** A trajectory's row as it stands in its file. */
+export async function rawRow(id, { signal } = {}) {
+  const response = await ask(`/api/trajectories/${encodeURIComponent(id)}/raw`, { signal });
+  if (response.ok) return response.text();
+  throw new ApiError(response.status, await reason(response));
 }
 
 /** JSON of `POST /api/<path>` with a JSON body. */
 export async function post(path, body, { signal } = {}) {
   const headers = { "content-type": "application/json" };
-  return answer(await fetch(`/api/${path}`, { method: "POST", headers, body: JSON.stringify(body), signal }));
+  return answer(await ask(`/api/${path}`, { method: "POST", headers, body: JSON.stringify(body), signal }));
 }
 
 export function queryString(parameters) {
@@ -27,6 +34,16 @@ export function queryString(parameters) {
   }
   const text = search.toString();
   return text ? `?${text}` : "";
+}
+
+/** As `fetch`, whose own words for a server that is gone say little. */
+async function ask(address, options) {
+  try {
+    return await fetch(address, options);
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Error("The viewer does not answer. Is “agentgym-rl view” still running?", { cause: error });
+  }
 }
 
 async function answer(response) {

@@ -36,6 +36,7 @@ export function chart(title, openStep) {
       height: HEIGHT,
       cursor: { focus: { prox: 24 }, drag: { x: true, y: false } },
       legend: { live: true },
+      hooks: { setLegend: [() => tellLast()] },
       scales: { x: { time: false, range: stepsOf }, y: { range: rangeOf } },
       axes: [axis({ size: 34, incrs: WHOLE }), axis({ size: widthOf, values: (_, ticks) => ticks.map(number) })],
       series: [{ label: "step", value: (_, value) => (value === null ? "–" : String(value)) }, ...lines.map(seriesOf)],
@@ -67,15 +68,12 @@ export function chart(title, openStep) {
   });
   /** Where nothing is pointed at, the legend tells of the last step. */
   const tellLast = () => {
-    if (plot.cursor.idx !== null && plot.cursor.idx !== undefined) return;
+    if (!plot || (plot.cursor.idx !== null && plot.cursor.idx !== undefined)) return;
     const last = plot.data[0].length - 1;
     plot.setLegend({ idx: last }, false);
     canvasNote.textContent = `Last ${describe(last)}`;
   };
-  const resized = new ResizeObserver(() => {
-    plot?.setSize({ width: Math.max(200, holder.clientWidth), height: HEIGHT });
-    if (plot) requestAnimationFrame(tellLast);
-  });
+  const resized = new ResizeObserver(() => plot?.setSize({ width: Math.max(200, holder.clientWidth), height: HEIGHT }));
   resized.observe(holder);
   const endTheme = onThemeChange(() => plot && make(plot.data));
 
@@ -127,9 +125,10 @@ function widthOf(_, labels) {
   return Math.max(MIN_AXIS, 20 + DIGIT * Math.max(0, ...(labels ?? []).map((label) => label.length)));
 }
 
-/** From the first step to the last; a single one stands in the middle. */
-function stepsOf(_, first, last) {
-  return first === last ? [first - 1, last + 1] : [first, last];
+/** From the first step to the last, or those that were chosen; a single one stands in the middle. */
+function stepsOf(plot, first, last) {
+  const [steps] = plot.data;
+  return steps.length === 1 ? [steps[0] - 1, steps[0] + 1] : [first, last];
 }
 
 /** A little room above and below; of values that are all alike, from 0. */

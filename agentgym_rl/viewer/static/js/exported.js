@@ -15,6 +15,7 @@ function showTrajectory({ heading, summary, messages, turns, panel }) {
     main,
     h("h1", {}, heading),
     outcomeFacts(summary),
+    side ? h("p", { class: "muted" }, "Click a turn, or press → and ←, to see the environment after it.") : null,
     h("div", { class: side ? "pair" : "" }, list.element, side ? h("aside", { class: "sticky", tabindex: 0, "aria-label": "Environment" }, side.element) : null),
   );
   side?.show(0);

@@ -1,5 +1,6 @@
 // The messages as they are, with their token ids, and the whole row.
 
+import { rawRow } from "./api.js";
 import { fill, h } from "./dom.js";
 
 export function rawView(record, id) {
@@ -19,7 +20,7 @@ export function rawView(record, id) {
         end > start ? lazyDetails("Token ids", () => ids.slice(start, end).join(" ")) : null,
       );
     }),
-    h("section", { class: "card" }, h("h2", {}, "Row"), lazyDetails("JSON", () => loadRow(id))),
+    h("section", { class: "card" }, h("h2", {}, "Row"), lazyDetails("JSON", () => rawRow(id))),
   );
 }
 
@@ -37,9 +38,4 @@ function lazyDetails(title, load) {
     }
   };
   return h("details", { on: { toggle: open } }, h("summary", {}, title), body);
-}
-
-async function loadRow(id) {
-  const response = await fetch(`/api/trajectories/${encodeURIComponent(id)}/raw`);
-  return response.text();
 }

@@ -210,12 +210,13 @@ function listView() {
   return {
     element,
     draw(rows, query, sortBy) {
-      const keep = links[chosen]?.href;
+      const pageOf = (row) => row?.href.split("?")[0]; // what follows are the filters, which may just have changed
+      const keep = pageOf(links[chosen]);
       const hadFocus = links[chosen] === document.activeElement;
       fill(head, COLUMNS.map((column) => header(column, query, sortBy)));
       fill(body, rows.length ? rowsOf(rows, query) : h("tr", {}, h("td", { colspan: COLUMNS.length }, "No trajectory passes these filters.")));
       links = [...body.querySelectorAll("a.open")];
-      chosen = links.findIndex((each) => each.href === keep);
+      chosen = links.findIndex((each) => pageOf(each) === keep);
       if (chosen >= 0) {
         links[chosen].closest("tr").classList.add("chosen");
         if (hadFocus) links[chosen].focus({ preventScroll: true });

@@ -1,6 +1,6 @@
 // One trajectory: its turns as a timeline, what was thought, done and seen, its tokens, and the row itself.
 
-import { get } from "../js/api.js";
+import { get, rawRow } from "../js/api.js";
 import { findings } from "../js/diagnosis.js";
 import { announce, fill, h } from "../js/dom.js";
 import { itemName, number, score, seconds } from "../js/format.js";
@@ -75,10 +75,13 @@ async function show({ main, argument: id, parameters, setParameters, signal }) {
     open(record.group[index + by]?.id);
   };
   const copy = async () => {
-    const response = await fetch(`/api/trajectories/${encodeURIComponent(id)}/raw`, { signal });
-    await copyText(await response.text());
-    announce("Copied");
-    copyButton.textContent = "Copied";
+    try {
+      await copyText(await rawRow(id, { signal }));
+      copyButton.textContent = "Copied";
+    } catch (error) {
+      copyButton.textContent = `Not copied: ${error.message}`;
+    }
+    announce(copyButton.textContent);
   };
   const copyButton = h("button", { type: "button", on: { click: copy } }, "Copy as JSON");
   const tools = [
