@@ -48,7 +48,8 @@ def load_task_items(key: str, given: str | Sequence[str | None], tasks: Sequence
         if missing:
             raise ConfigError(f"{key}={given!r}: holds no items of {', '.join(missing)}")
         return items
-    if not isinstance(given, Sequence) or len(given) != len(tasks):
+    is_list = isinstance(given, Sequence) and all(path is None or isinstance(path, str) for path in given)
+    if not is_list or len(given) != len(tasks):
         raise ConfigError(f"{key}={given!r}: must be a path, or a list with one for each of {', '.join(tasks)}")
     return [
         item for task, path in zip(tasks, given, strict=True) if path is not None for item in _load_as(key, path, task)

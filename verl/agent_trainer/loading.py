@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -280,10 +281,19 @@ def _set(config: DictConfig, root: type, key: str, value: Any) -> None:
     if value == "":
         # What `key=$VARIABLE` gives when the variable is not set; as a path it would mean the current folder.
         raise ConfigError(f"{key}='': is empty; must be {type_name(field_type)}")
+    if _holds_no_number(value) and field_type not in (str, str | None):
+        raise ConfigError(f"{key}={value!r}: must be {type_name(field_type)}, and finite")
     try:
         OmegaConf.update(config, key, value)
     except OmegaConfBaseException as error:
         raise ConfigError(f"{key}={value!r}: must be {type_name(field_type)}") from error
+
+
+def _holds_no_number(value: Any) -> bool:
+    """Whether a value, or one in a list, is nan or infinite, which comparisons with bounds may let pass."""
+    if isinstance(value, list):
+        return any(map(_holds_no_number, value))
+    return isinstance(value, float) and not math.isfinite(value)
 
 
 def _type_at(root: type, key: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 from agentgym_rl.errors import ConfigError
 from agentgym_rl.rounds import RoundScheduler, RoundType
@@ -143,10 +144,8 @@ def _describe_rounds(scheduler: RoundScheduler, total_steps: int) -> str:
 
 
 def _stages(scheduler: RoundScheduler, total_steps: int) -> Iterator[tuple[int, int, int]]:
-    """First step, last step and rounds of each stretch of equal rounds."""
-    first = 1
-    for step in range(1, total_steps + 1):
-        rounds = scheduler.rounds(step)
-        if step == total_steps or scheduler.rounds(step + 1) != rounds:
-            yield first, step, rounds
-            first = step + 1
+    """First step, last step and rounds of each stretch of equal rounds, of a schedule that goes up in steps."""
+    starts = [1 + number * scheduler.steps_per_stage for number in range(len(scheduler.stages))]
+    rises = [step for step in starts[1:] if step <= total_steps and scheduler.rounds(step) > scheduler.rounds(step - 1)]
+    for first, following in pairwise([1, *rises, total_steps + 1]):
+        yield first, following - 1, scheduler.rounds(first)

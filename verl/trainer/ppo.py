@@ -19,7 +19,6 @@ from agentgym_rl.rollout.collector import RolloutRequest, TokenLimits, check_fai
 from agentgym_rl.rollout.statistics import rollout_metrics, trial_metrics
 from agentgym_rl.types import Item, SamplingParams
 from verl.config import PPOConfig, RolloutConfig
-from verl.models.loading import load_tokenizer
 from verl.protocol import DataProto
 from verl.single_controller.base import ClusterError, Interrupted, WorkerError, WorkerGroup, WorkerSpec
 from verl.single_controller.signals import StopRequest, Terminated, stop_on_sigterm
@@ -439,6 +438,8 @@ def run_ppo(config: PPOConfig, *, train_items: Sequence[Item], val_items: Sequen
 
 def _check_replay(config: PPOConfig, plan: PPOPlan) -> None:
     """Raise `ConfigError` when the trajectories to replay are not all there, or are another tokenizer's."""
+    from verl.models.loading import load_tokenizer  # which imports transformers: otherwise workers alone need it
+
     check_replay(config, plan.total_steps)
     model = config.actor_rollout_ref.model.absolute()
     chat = ChatTemplate(load_tokenizer(model), warns=False)
