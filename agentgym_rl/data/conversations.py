@@ -100,14 +100,17 @@ def write_conversations(path: str | Path, conversations: Sequence[Conversation])
 
 
 def write_rows(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write rows to a ``.json`` or ``.jsonl`` file; its folder is made; `ConfigError` for another suffix."""
+    """Write rows to a ``.json`` or ``.jsonl`` file; its folder is made; `ConfigError` for another suffix.
+
+    Half a surrogate pair, which UTF-8 may not carry, is replaced.
+    """
     path = Path(path)
     _check_suffix(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps(row, ensure_ascii=False) for row in rows]
     is_lines = path.suffix == ".jsonl"
     text = "".join(f"{line}\n" for line in lines) if is_lines else "[\n" + ",\n".join(lines) + "\n]\n"
-    path.write_text(text, encoding="utf-8")
+    path.write_text(text, encoding="utf-8", errors="replace")
 
 
 def parse_row(row: Any, where: str) -> Conversation:

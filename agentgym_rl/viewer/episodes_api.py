@@ -106,9 +106,9 @@ def _trajectories(library: Library, chosen: Chosen, searches: Searches) -> list[
 
 
 def _file(content: str, name: str, media_type: str, count: int | None = None) -> Response:
-    """An answer that the browser saves; the name keeps what every file system takes."""
+    """An answer that the browser saves; the name keeps what file systems take, half a surrogate is replaced."""
     safe = re.sub(r"[^A-Za-z0-9._-]+", "-", name)
     headers = {"content-disposition": f'attachment; filename="{safe}"'}
     if count is not None:
         headers["x-count"] = str(count)
-    return Response(content, media_type=media_type, headers=headers)
+    return Response(content.encode(errors="replace"), media_type=media_type, headers=headers)

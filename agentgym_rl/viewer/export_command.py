@@ -107,7 +107,8 @@ def _write_page(out: Path, library: Library, summaries: list[Summary]) -> None:
         )
     sides = _sides(library, summaries)
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(trajectory_page(*sides) if len(sides) == 1 else comparison_page(*sides), encoding="utf-8")
+    page = trajectory_page(*sides) if len(sides) == 1 else comparison_page(*sides)
+    out.write_text(page, encoding="utf-8", errors="replace")
     print(f"{' and '.join(summary.item_id for summary in summaries)} in {out}")
 
 

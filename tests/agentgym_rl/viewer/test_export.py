@@ -20,7 +20,7 @@ from agentgym_rl.data.pairs import read_pairs
 from agentgym_rl.envs import registry
 from agentgym_rl.envs.babyai import SPEC as BABYAI
 from agentgym_rl.envs.serving import running
-from agentgym_rl.rollout.log import TrajectoryLog
+from agentgym_rl.rollout.log import TrajectoryLog, to_row
 from agentgym_rl.types import StopReason, Trajectory
 from agentgym_rl.viewer.app import build_app
 from agentgym_rl.viewer.export import bundle
@@ -216,3 +216,23 @@ def test_a_panel_that_fails_is_told_in_one_line_and_the_file_is_written_without_
     assert told in file.read_text(encoding="utf-8")
     assert [record.getMessage() for record in caplog.records] == [told]
     assert caplog.records[0].exc_info is None
+
+
+@pytest.mark.parametrize("what", ["export/html", "export/conversations", "export/pairs"])
+def test_half_a_surrogate_pair_is_replaced_in_files(tmp_path: Path, what: str) -> None:
+    rows = [
+        to_row(made_up("maze\ud800", 1, "Go \ud800.", [("Action: \udfff", "ok \ud800", score, True)]))
+        for score in (0.0, 1.0)
+    ]
+    (tmp_path / "0.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    library = Library(tmp_path)
+    library.refresh()
+    with running(build_app(library)) as url:
+        id = library.summaries()[0].id
+        answer = requests.get(f"{url}/api/{what}", params={"id": id}, timeout=30)
+        assert answer.status_code == 200
+        answer.content.decode()  # is UTF-8
+    assert main(["export", str(tmp_path / "0.jsonl"), "--at", "1", "--out", str(tmp_path / "out.html")]) == 0
+    (tmp_path / "out.html").read_text(encoding="utf-8")
+    assert main(["export", str(tmp_path / "0.jsonl"), "--out", str(tmp_path / "out.jsonl")]) == 0
+    assert len(read_conversations(tmp_path / "out.jsonl")) == 2
