@@ -1,8 +1,16 @@
-"""Shares the tests out among the processes of pytest-xdist."""
+"""Shares the tests out among the processes of pytest-xdist, and gives all of them the same signals."""
 
 from __future__ import annotations
 
+import signal
+
 import pytest
+
+
+def pytest_configure() -> None:
+    """A job that a script starts in the background ignores Ctrl-C, and so would all that the tests start."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -128,7 +128,7 @@ def test_a_run_leaves_checkpoints_metrics_and_trajectories_where_they_belong(alo
 
 def test_two_ray_workers_do_what_one_does(alone: Path, pair: Path) -> None:
     files = sorted(path.name for path in (pair / "trajectories" / "step1").iterdir())
-    assert files == ["0.jsonl", "1.jsonl"]
+    assert files == ["0.jsonl", "1.jsonl", "step.json"]
     together, single = by_sample(pair / "trajectories" / "step1"), by_sample(alone / "trajectories" / "step1")
     assert together.keys() == single.keys() and len(together) == 8
     assert all(t.input_ids.tolist() == single[key].input_ids.tolist() for key, t in together.items())

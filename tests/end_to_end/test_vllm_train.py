@@ -55,7 +55,7 @@ def test_two_workers_train_with_one_engine_that_spans_them(world: Path) -> None:
     # All is played by the first worker, whose fair share is everything.
     assert all(row["rollout/sessions_peak"] == 8 for row in rows)
     assert all(0 < row["rollout/engine_busy_share"] <= 1 for row in rows)
-    assert {path.name for path in (out / "trajectories").glob("*/*")} == {"0.jsonl"}
+    assert {path.name for path in (out / "trajectories").glob("*/*")} == {"0.jsonl", "step.json"}
 
 
 def train(world: Path, out: Path, *overrides: str) -> list[dict[str, float]]:
