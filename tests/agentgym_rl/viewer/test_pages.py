@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 from support.chromium import Watched, watched_page
 from support.small_run import train_small_run
 from support.viewer import make_trajectory, write_rows
@@ -190,6 +190,7 @@ def test_everything_can_be_reached_by_keys(browser: Browser, tmp_path: Path) -> 
         keys.press("t")
         expect(page.locator("tr:has(a.open)")).to_have_count(4)
         keys.press("/")
+        expect(page.get_by_label("Text", exact=True)).to_be_focused()
         keys.type("got 3 LOG")
         expect(page).to_have_url(re.compile("text=got\\+3\\+LOG"))
         keys.press("Escape")
@@ -227,6 +228,21 @@ def test_everything_can_be_reached_by_keys(browser: Browser, tmp_path: Path) -> 
         expect(page.get_by_role("dialog")).to_be_hidden()
         keys.press("g")
         expect(page.get_by_role("heading", name="Runs")).to_be_visible()
+
+
+def test_a_search_that_is_asked_for_before_its_field_is_there_gets_it(browser: Browser, tmp_path: Path) -> None:
+    write_rows(tmp_path / "step1/0.jsonl", [make_trajectory(1, turns=[("I think.", "get 1 log", "Got 1 log.")])])
+    held: list[Route] = []
+    with viewing(browser, tmp_path) as watched:
+        page, keys = watched.page, watched.page.keyboard
+        expect(page.locator("tbody a").first).to_be_visible()
+        page.route("**/api/facets*", lambda route: held.append(route))
+        keys.press("t")
+        expect(page.locator("tr:has(a.open)")).to_have_count(1)
+        keys.press("/")
+        expect(page.get_by_label("Text", exact=True)).to_have_count(0)
+        held[0].continue_()
+        expect(page.get_by_label("Text", exact=True)).to_be_focused()
 
 
 # -------------------------------------------------------------------------------------------------------- hostile texts

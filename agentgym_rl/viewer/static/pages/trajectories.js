@@ -84,15 +84,22 @@ async function show({ main, parameters, setParameters, signal }) {
 
   const formHolder = h("div", { class: "form-holder" });
   let form = null;
+  let isSearchAwaited = false; // "/" was pressed before the form was there
   const showForm = async () => {
     const facets = await get("facets", {}, { signal });
     if (formHolder.contains(document.activeElement)) return; // somebody is using it
     form = filterForm(query, facets, (changes) => change({ ...changes, offset: [] }));
     fill(formHolder, form.element);
+    if (isSearchAwaited) form.focusText();
+    isSearchAwaited = false;
+  };
+  const search = () => {
+    isSearchAwaited = form === null;
+    form?.focusText();
   };
   fill(main, h("h1", {}, "Trajectories"), formHolder, state, pager, list.element);
   const unbind = bindAll([
-    ["/", "search in texts", () => form?.focusText()],
+    ["/", "search in texts", search],
     [["j", "ArrowDown"], "next row", () => list.move(1)],
     [["k", "ArrowUp"], "row before", () => list.move(-1)],
     [["Enter", "o"], "open the row", () => list.open()],
