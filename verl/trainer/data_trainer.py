@@ -24,12 +24,13 @@ from agentgym_rl.rollout.statistics import rollout_metrics
 from agentgym_rl.types import Item, SamplingParams
 from verl.config import SFTConfig
 from verl.single_controller.base import ClusterError, Interrupted, WorkerError, WorkerGroup, WorkerSpec
-from verl.single_controller.signals import StopRequest, Terminated, stop_on_sigterm
+from verl.single_controller.signals import StopRequest, stop_on_sigterm
 from verl.single_controller.start import start_workers
 from verl.trainer.item_order import ItemOrder
 from verl.trainer.metrics import Stopwatch
 from verl.trainer.plan import describe_machine
-from verl.trainer.rollouts import generate, make_requests
+from verl.trainer.rollouts import generate_anew, make_requests
+from verl.trainer.saving import CheckpointSaver, terminated
 from verl.utils import checkpoint
 from verl.utils.tracking import Tracker, make_tracker
 from verl.workers.data_worker import LearnerSetup
@@ -119,8 +120,8 @@ class DataTrainer(ABC, Generic[RowT]):
         """``workers`` are `DataWorker`s of the kind that this trainer's updates are for."""
         self._config, self._plan, self._order = config, plan, order
         self._workers, self._tracker = workers, tracker
-        self._steps_done = self._saved_step = self._load(plan.resume_from) if plan.resume_from else 0
-        self._is_saving = False
+        self._steps_done = self._load(plan.resume_from) if plan.resume_from else 0
+        self._saver = CheckpointSaver(workers, config.trainer, plan.root, saved_step=self._steps_done)
 
     @abstractmethod
     def make_update(self, rows: Sequence[RowT]) -> Update:
@@ -140,11 +141,11 @@ class DataTrainer(ABC, Generic[RowT]):
             except (WorkerError, ClusterError):
                 raise  # Without all workers no checkpoint is written to its end.
             except AgentGymError:
-                self._finish_save()
+                self._saver.finish()
                 raise
-            if not is_over or self._saved_step < self._steps_done:
+            if not is_over or self._saver.saved_step < self._steps_done:
                 self._save_and_leave()
-            self._finish_save()
+            self._saver.finish()
         publish_model(self._plan.root, self._steps_done)
         return self._steps_done
 
@@ -162,7 +163,7 @@ class DataTrainer(ABC, Generic[RowT]):
             time_is_over = trainer.max_time_s is not None and time.monotonic() - began >= trainer.max_time_s
             is_last = step == last_step or time_is_over
             try:
-                metrics |= self._finish_save(wait=False)
+                metrics |= self._saver.finish(wait=False)
                 if trainer.test_freq > 0 and (is_last or step % trainer.test_freq == 0):
                     metrics |= self.validate()
                 if is_last or (trainer.save_freq > 0 and step % trainer.save_freq == 0):
@@ -204,32 +205,18 @@ class DataTrainer(ABC, Generic[RowT]):
             ),
             log_name=f"val_step{step}",
         )
-        # A run that died here, perhaps with more workers, left files that must not be mixed with new ones.
-        shutil.rmtree(trajectory_folder(self._config) / order.log_name, ignore_errors=True)
         requests = make_requests(self._plan.val_items, n=sampling.n, purpose="val", seed=self._config.trainer.seed)
         with watch.measure("validate"):
             self._workers.call_all("sync_weights", step)
-            trajectories = generate(self._workers, requests, order).trajectories
+            sampled = generate_anew(self._workers, requests, order, folder=trajectory_folder(self._config))
+            trajectories = sampled.trajectories
         check_failures(trajectories, rollout.max_failed_fraction)
         metrics = {name.replace("rollout/", "val/", 1): value for name, value in rollout_metrics(trajectories).items()}
         return metrics | watch.seconds
 
     def save(self) -> dict[str, float]:
-        """Begin to write the checkpoint of the last finished step; it will be complete, or not there at all.
-
-        Training goes on meanwhile; `_finish_save` tells what came of it.
-        """
-        watch, trainer = Stopwatch(), self._config.trainer
-        with watch.measure("save"):
-            written = self._finish_save()
-            order = checkpoint.begin_save(
-                self._plan.root, self._steps_done, self._state(), keep=trainer.max_actor_ckpt_to_keep
-            )
-            self._workers.call_all("save", order)
-            self._is_saving, self._saved_step = True, self._steps_done
-            if not trainer.async_save:
-                written = self._finish_save()
-        return watch.seconds | written
+        """`CheckpointSaver.save` of the last finished step."""
+        return self._saver.save(self._steps_done, self._state())
 
     def _state(self) -> dict[str, Any]:
         """The driver in a checkpoint; the rows of each step follow from step, seed and config."""
@@ -240,25 +227,10 @@ class DataTrainer(ABC, Generic[RowT]):
             "config": dataclasses.asdict(self._config),
         }
 
-    def _finish_save(self, *, wait: bool = True) -> dict[str, float]:
-        """How long the last checkpoint took to write, if that is over; raises when it failed."""
-        if not self._is_saving:
-            return {}
-        seconds = self._workers.call_all("finish_save", wait)
-        if None in seconds and not wait:
-            return {}
-        self._is_saving = False
-        return {"checkpoint/write_s": max(seconds)}
-
     def _save_and_leave(self) -> NoReturn:
-        if self._steps_done == 0:
-            raise Terminated("terminated before the first step was finished: nothing to save")
-        if self._saved_step != self._steps_done:
-            self.save()
-        self._finish_save()
+        folder = self._saver.save_last(self._steps_done, self._state)
         publish_model(self._plan.root, self._steps_done)
-        folder = self._plan.root / f"global_step_{self._steps_done}"
-        raise Terminated(f"terminated after step {self._steps_done}; the same command goes on from {folder}")
+        raise terminated(self._steps_done, folder)
 
     def _load(self, folder: Path) -> int:
         """Take up the checkpoint; the number of steps it has behind it."""

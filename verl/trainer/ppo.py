@@ -21,7 +21,7 @@ from agentgym_rl.types import Item, SamplingParams
 from verl.config import PPOConfig, RolloutConfig
 from verl.protocol import DataProto
 from verl.single_controller.base import ClusterError, Interrupted, WorkerError, WorkerGroup, WorkerSpec
-from verl.single_controller.signals import StopRequest, Terminated, stop_on_sigterm
+from verl.single_controller.signals import StopRequest, stop_on_sigterm
 from verl.single_controller.start import start_workers
 from verl.trainer.collecting import collect_steps
 from verl.trainer.core_algos import (
@@ -45,6 +45,7 @@ from verl.trainer.performance import Performance, largest
 from verl.trainer.plan import PPOPlan, resolve_threads
 from verl.trainer.replay import ReplaySampler, check_replay, check_tokenizer, replay_folder, write_step
 from verl.trainer.rollouts import Rollout, generate_anew, make_requests
+from verl.trainer.saving import CheckpointSaver, terminated
 from verl.trainer.step_rollouts import StepRollouts, StepSampler, TakesSteps, record_outcome, training_sampling
 from verl.trainer.token_log import copy_tokenizer, log_token_values
 from verl.utils import checkpoint
@@ -84,8 +85,8 @@ class PPOTrainer:
             ReplaySampler(self._replayed) if self._replayed else StepSampler(config, order, self._generate)
         )
         self._kl_coef = config.reward_kl_coef
-        self._steps_done = self._saved_step = self._load(resume_from) if resume_from else 0
-        self._is_saving = False
+        self._steps_done = self._load(resume_from) if resume_from else 0
+        self._saver = CheckpointSaver(workers, config.trainer, output_folder(config), saved_step=self._steps_done)
         self._performance = Performance.of(workers, peak_tflops=config.trainer.peak_tflops_per_device)
 
     def fit(self) -> None:
@@ -102,12 +103,12 @@ class PPOTrainer:
             except (WorkerError, ClusterError):
                 raise  # Without all workers no checkpoint is written to its end.
             except AgentGymError:
-                self._finish_save()
+                self._saver.finish()
                 raise
             # SIGTERM may come in the last step's validation, before its checkpoint.
-            if self._steps_done < self._plan.total_steps or self._saved_step < self._steps_done:
+            if self._steps_done < self._plan.total_steps or self._saver.saved_step < self._steps_done:
                 self._save_and_leave()
-            self._finish_save()
+            self._saver.finish()
 
     def _run_steps(self, stop: StopRequest) -> None:
         trainer, last_step = self._config.trainer, self._plan.total_steps
@@ -118,7 +119,7 @@ class PPOTrainer:
                 return
             metrics = self.train_step(step)
             try:
-                metrics |= self._finish_save(wait=False)
+                metrics |= self._saver.finish(wait=False)
                 if trainer.test_freq > 0 and _is_due(step, trainer.test_freq, last_step):
                     metrics |= self.validate()
                 if _is_due(step, trainer.save_freq, last_step):
@@ -173,24 +174,8 @@ class PPOTrainer:
         return metrics | watch.seconds
 
     def save(self) -> dict[str, float]:
-        """Begin to write the checkpoint of the last finished step; it will be complete, or not there at all.
-
-        Training goes on meanwhile; `_finish_save` tells what came of it.
-        """
-        watch, trainer = Stopwatch(), self._config.trainer
-        with watch.measure("save"):
-            written = self._finish_save()
-            order = checkpoint.begin_save(
-                output_folder(self._config),
-                self._steps_done,
-                self._trainer_state(),
-                keep=trainer.max_actor_ckpt_to_keep,
-            )
-            self._workers.call_all("save", order)
-            self._is_saving, self._saved_step = True, self._steps_done
-            if not trainer.async_save:
-                written = self._finish_save()
-        return watch.seconds | written
+        """`CheckpointSaver.save` of the last finished step."""
+        return self._saver.save(self._steps_done, self._trainer_state())
 
     def _trainer_state(self) -> dict[str, Any]:
         """The driver in a checkpoint; items and random numbers follow from step, seeds and config."""
@@ -202,24 +187,8 @@ class PPOTrainer:
             "config": dataclasses.asdict(self._config),
         }
 
-    def _finish_save(self, *, wait: bool = True) -> dict[str, float]:
-        """How long the last checkpoint took to write, if that is over; raises when it failed."""
-        if not self._is_saving:
-            return {}
-        seconds = self._workers.call_all("finish_save", wait)
-        if None in seconds and not wait:
-            return {}
-        self._is_saving = False
-        return {"checkpoint/write_s": max(seconds)}
-
     def _save_and_leave(self) -> NoReturn:
-        if self._steps_done == 0:
-            raise Terminated("terminated before the first step was finished: nothing to save")
-        if self._saved_step != self._steps_done:
-            self.save()
-        self._finish_save()
-        folder = output_folder(self._config) / f"global_step_{self._steps_done}"
-        raise Terminated(f"terminated after step {self._steps_done}; the same command goes on from {folder}")
+        raise terminated(self._steps_done, self._saver.save_last(self._steps_done, self._trainer_state))
 
     # ---------------------------------------------------------------------------------------------- parts of a step
 
