@@ -529,8 +529,13 @@ class RoundsControlConfig:
     max_cut_share: float = 0.5
     """``scaling_inter_adaptive``: the next stage begins, too, when more than this share of the trajectories of the last
     ``window`` steps ended by ``max_rounds``."""
+    val_rounds: int | None = None
+    """Turns allowed in validation; null: the longest horizon of ``rounds``. Runs with different horizons are compared
+    under the same one."""
 
     def __post_init__(self) -> None:
+        if self.val_rounds is not None:
+            _at_least("algorithm.rounds_ctrl.val_rounds", self.val_rounds, 1)
         self.scheduler()
 
     def scheduler(self) -> RoundScheduler:

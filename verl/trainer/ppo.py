@@ -151,9 +151,10 @@ class PPOTrainer:
         return metrics | self._step_metrics(step, batch, rollouts) | watch.seconds
 
     def validate(self) -> dict[str, float]:
-        """Metrics ``val/...`` of the current policy over all validation items, at the longest horizon of the run.
+        """Metrics ``val/...`` of the current policy over all validation items.
 
-        Of an agent that tries again, each sample's last trial counts.
+        The horizon is ``algorithm.rounds_ctrl.val_rounds``, or the longest of the run. Of an agent that tries again,
+        each sample's last trial counts.
 
         Every validation draws the same random numbers, so that a change of its result is a change of the policy.
         """
@@ -161,7 +162,7 @@ class PPOTrainer:
         requests = make_requests(self._val_items, n=rollout.val_kwargs.n, purpose="val", seed=self._config.trainer.seed)
         order = RolloutOrder(
             step=self._steps_done,
-            max_rounds=self._rounds.max_rounds,
+            max_rounds=self._config.algorithm.rounds_ctrl.val_rounds or self._rounds.max_rounds,
             sampling=_validation_sampling(rollout),
             log_name=f"val_step{self._steps_done}",
         )

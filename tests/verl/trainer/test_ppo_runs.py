@@ -288,6 +288,20 @@ def test_validation_runs_before_training_every_so_often_and_at_the_end(train: Ru
     assert logged == ["step1", "step2", "step3", "val_step0", "val_step2", "val_step3"]
 
 
+def test_validation_has_the_longest_horizon_of_the_schedule_or_one_of_its_own(train: Run, tmp_path: Path) -> None:
+    schedule = ("algorithm.rounds_ctrl.type=scaling_inter_stepwise", "algorithm.rounds_ctrl.rounds=[1,2]")
+    validated = ("trainer.total_training_steps=1", "data.val_file=unused", "trainer.test_freq=1", *schedule)
+    longest = train(*validated, f"trainer.default_local_dir={tmp_path / 'longest'}")
+    own = train(*validated, "algorithm.rounds_ctrl.val_rounds=3", f"trainer.default_local_dir={tmp_path / 'own'}")
+    assert [horizons_of(longest, name) for name in ("step1", "val_step1")] == [{1}, {2}]
+    assert [horizons_of(own, name) for name in ("step1", "val_step1")] == [{1}, {3}]
+
+
+def horizons_of(folder: Path, name: str) -> set[int]:
+    lines = (folder / "trajectories" / name / "0.jsonl").read_text().splitlines()
+    return {json.loads(line)["max_rounds"] for line in lines}
+
+
 @pytest.mark.parametrize(
     ("overrides", "updates", "has_old_log_probs"),
     [
