@@ -77,12 +77,13 @@ def to_entries(messages: Iterable[Message], train_flags: Iterable[bool | None]) 
 
 def sampled_flags(trajectory: Trajectory) -> tuple[bool | None, ...]:
     """For each message of a trajectory, whether the policy wrote it; None where it is not the assistant's."""
-    answers = [index for index, message in enumerate(trajectory.messages) if message.role == Role.ASSISTANT]
-    # Where tokens were not recorded, as of a hosted model's, turns tell: they are the last answers.
     written = set(trajectory.sequence_ids[trajectory.loss_mask == 1].tolist())
-    if not trajectory.num_tokens:
-        written = set(answers[len(answers) - len(trajectory.turns) :])
-    return tuple(index in written if index in answers else None for index in range(len(trajectory.messages)))
+    if not trajectory.num_tokens:  # played without a model of ours: what it wrote is known, the tokens of it are not
+        written = {*trajectory.turn_messages, *(aside.message for aside in trajectory.asides)}
+    return tuple(
+        index in written if message.role == Role.ASSISTANT else None
+        for index, message in enumerate(trajectory.messages)
+    )
 
 
 def read_conversations(path: str | Path) -> list[Conversation]:

@@ -30,9 +30,9 @@ from typing import Any, Self
 
 import numpy as np
 
-from agentgym_rl.data.conversations import parse_conversation, to_entries
+from agentgym_rl.data.conversations import parse_conversation, sampled_flags, to_entries
 from agentgym_rl.errors import ConfigError
-from agentgym_rl.types import Aside, FinishReason, Item, Part, PartKind, Role, StopReason, Trajectory, Turn
+from agentgym_rl.types import Aside, FinishReason, Item, Part, PartKind, StopReason, Trajectory, Turn
 
 FORMAT_VERSION = 1
 _COLUMNS = {"input_ids": np.int32, "loss_mask": np.int8, "sequence_ids": np.int32, "rollout_log_probs": np.float32}
@@ -110,20 +110,13 @@ def read_row(line: str | bytes, where: str) -> Trajectory:
 def to_row(trajectory: Trajectory) -> dict[str, Any]:
     """The JSON form of a trajectory."""
     score = None if trajectory.masked else trajectory.score
-    sampled = set(trajectory.sequence_ids[trajectory.loss_mask == 1].tolist())
-    if not trajectory.num_tokens:  # played without a model of ours: its turns are known, their tokens are not
-        sampled = set(trajectory.turn_messages)
-    flags = [
-        index in sampled if message.role == Role.ASSISTANT else None
-        for index, message in enumerate(trajectory.messages)
-    ]
     positions = np.flatnonzero(trajectory.token_rewards).tolist()
     return {
         "format": FORMAT_VERSION,
         "item_id": trajectory.item.item_id,
         "task": trajectory.item.task,
         "category": trajectory.item.category,
-        "conversations": to_entries(trajectory.messages, flags),
+        "conversations": to_entries(trajectory.messages, sampled_flags(trajectory)),
         "reward": score,
         "score": score,
         "stop_reason": str(trajectory.stop_reason),

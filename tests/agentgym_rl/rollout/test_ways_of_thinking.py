@@ -10,7 +10,9 @@ from support.tokenizers import make_tokenizer
 
 from agentgym_rl.agent.chat import ChatTemplate
 from agentgym_rl.agent.strategies import AgentChoice
+from agentgym_rl.data.conversations import Conversation
 from agentgym_rl.errors import EnvServerError
+from agentgym_rl.hosted.evaluation import without_characters
 from agentgym_rl.rollout.collector import by_sample, collect
 from agentgym_rl.rollout.log import from_row, to_row
 from agentgym_rl.types import PartKind, Role, StepOutput, StopReason
@@ -50,6 +52,7 @@ def roll_out(chat, write, script, *, agent="react", action_format="react", clien
     for trajectory in made:
         check_mask(trajectory, chat)
         assert_survives_its_file(trajectory)
+        assert_says_who_wrote_what_without_tokens(trajectory)
     return made, engine
 
 
@@ -67,6 +70,15 @@ def assert_survives_its_file(trajectory):
     read = from_row(to_row(trajectory), "here")
     for name in ("parts", "asides", "trial", "num_trials", "reflection_reward", "messages", "turns", "score"):
         assert getattr(read, name) == getattr(trajectory, name)
+
+
+def assert_says_who_wrote_what_without_tokens(trajectory):
+    """A hosted model's trajectory has no tokens; what the model wrote of it is trained on all the same, and no more."""
+    written = [m.role == Role.ASSISTANT and i > 1 for i, m in enumerate(trajectory.messages)]
+    for each in (trajectory, without_characters(trajectory)):
+        row = to_row(each)
+        assert [bool(entry["loss"]) for entry in row["conversations"]] == written
+        assert [bool(flag) for flag in Conversation.of(each).train_flags] == written
 
 
 def shown(trajectory, index):
