@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agentgym_rl.files import write_whole
+
 if TYPE_CHECKING:
     from agentgym_rl.envs.registry import EnvSpec
 
@@ -56,7 +58,7 @@ def _serve(options: argparse.Namespace) -> None:
     def announce(listener: Any) -> None:
         print(f"listening on {url_of(listener)}", flush=True)
         if options.ready_file is not None:
-            _write_whole(options.ready_file, url_of(listener) + "\n")
+            write_whole(options.ready_file, url_of(listener) + "\n")
 
     if options.workers > 1:
         _serve_with_workers(spec, options, chosen_port, announce)
@@ -217,10 +219,3 @@ def _number(text: str, kind: type[int] | type[float], low: float, high: float) -
     if not low <= value <= high:
         raise argparse.ArgumentTypeError(f"{text}: must be in {low:.10g}..{high:.10g}")
     return value
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Write a file that no reader ever sees half written."""
-    aside = path.with_name(path.name + ".part")
-    aside.write_text(text)
-    aside.replace(path)

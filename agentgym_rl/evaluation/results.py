@@ -14,7 +14,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -24,6 +23,7 @@ from typing import Any
 from agentgym_rl.errors import ConfigError
 from agentgym_rl.evaluation.report import Report, finished_samples, make_report, one_per_sample
 from agentgym_rl.evaluation.usage import Prices, read_usage
+from agentgym_rl.files import write_whole
 from agentgym_rl.rollout.handler import RolloutRequest
 from agentgym_rl.rollout.log import read_trajectories
 from agentgym_rl.types import Item, Trajectory
@@ -68,13 +68,13 @@ def claim_folder(folder: Path, settings: dict[str, Any], run: dict[str, Any]) ->
                 "that one"
             )
     runs = [*earlier_runs, {"began": datetime.now(UTC).isoformat(timespec="seconds"), **run}]
-    write_whole(path, json.dumps({"settings": settings, "runs": runs}, indent=1))
+    _write_json(path, {"settings": settings, "runs": runs})
 
 
 def note_requested(folder: Path, requested: Requested) -> None:
     """Keep what this run was asked for: figures computed later are of the same samples."""
     items = [{"task": item.task, "item_id": item.item_id, "category": item.category} for item in requested.items]
-    write_whole(folder / REQUESTED_FILE, json.dumps({"n_samples": requested.n_samples, "items": items}, indent=1))
+    _write_json(folder / REQUESTED_FILE, {"n_samples": requested.n_samples, "items": items})
 
 
 def missing_requests(requests: Sequence[RolloutRequest], folder: Path) -> list[RolloutRequest]:
@@ -104,7 +104,7 @@ def read_samples(folder: Path) -> list[Trajectory]:
 
 def write_report(folder: Path, report: Report) -> None:
     """Write the report's figures to the folder's ``report.json``."""
-    write_whole(folder / REPORT_FILE, json.dumps(as_json(report), indent=1))
+    _write_json(folder / REPORT_FILE, as_json(report))
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
@@ -143,14 +143,8 @@ def as_json(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a small file that a reader, even after a crash, finds whole or as it was."""
-    aside = path.with_name(path.name + ".unfinished")
-    with aside.open("w", encoding="utf-8") as file:
-        file.write(text + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    aside.replace(path)
+def _write_json(path: Path, value: Any) -> None:
+    write_whole(path, json.dumps(value, indent=1) + "\n")
 
 
 def _chosen(trajectories: Sequence[Trajectory], requested: Requested) -> list[Trajectory]:

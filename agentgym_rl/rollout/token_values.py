@@ -8,13 +8,13 @@ can spell token ids. Only a viewer reads these files; a run that resumes does wi
 
 from __future__ import annotations
 
-import os
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from agentgym_rl.files import whole_file
 from agentgym_rl.types import Trajectory
 
 TOKEN_VALUES_FOLDER = "token_values"
@@ -30,7 +30,7 @@ def token_values_file(run_folder: Path, step: int) -> Path:
 def write_token_values(
     path: Path, trajectories: Sequence[Trajectory], lengths: Sequence[int], columns: Mapping[str, np.ndarray]
 ) -> None:
-    """Write the archive aside, then rename it.
+    """Write the archive; a reader finds it whole.
 
     ``lengths``: sampled tokens of each stretch, whose trajectory is named at the same place; each column ``[S]`` has a
     value for all of them, in order.
@@ -41,9 +41,8 @@ def write_token_values(
         if column.shape != (total,):
             raise ValueError(f"{name}: shape {column.shape}, there are {total} sampled tokens")
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_suffix(".unfinished")
     names = np.array([_name(t.uid, t.sample_index, t.trial) for t in trajectories], dtype=np.str_)
-    with aside.open("wb") as file:
+    with whole_file(path, outlives_power_cut=False) as file:
         np.savez_compressed(
             file,
             allow_pickle=False,
@@ -51,7 +50,6 @@ def write_token_values(
             lengths=np.asarray(lengths, np.int32),
             **{name: column.astype(np.float32) for name, column in columns.items()},
         )
-    os.replace(aside, path)
 
 
 def read_token_values(path: Path, *, uid: str, sample_index: int, trial: int) -> dict[str, np.ndarray]:

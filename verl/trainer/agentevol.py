@@ -30,6 +30,7 @@ from agentgym_rl.data.items import overlap
 from agentgym_rl.errors import ConfigError
 from agentgym_rl.evaluation.report import Report, one_per_sample
 from agentgym_rl.evaluation.results import TRAJECTORY_FOLDER, claim_folder
+from agentgym_rl.files import write_whole
 from agentgym_rl.rollout.log import read_trajectories
 from agentgym_rl.types import Item, Trajectory
 from verl.config import (
@@ -44,7 +45,6 @@ from verl.config import (
 )
 from verl.trainer.generation import run_generation
 from verl.trainer.sft import run_sft
-from verl.utils.checkpoint import write_atomically
 from verl.utils.seeding import derive_seed
 
 SUMMARY_FILE, TABLE_FILE = "summary.json", "table.txt"
@@ -110,7 +110,7 @@ def run_agentevol(config: AgentEvolConfig, *, train_items: Sequence[Item], val_i
     for iteration in range(1, config.algorithm.iterations + 1):
         summaries.append(run.iterate(iteration, summaries[-1]))
         table = iteration_table(summaries)
-        write_atomically(root / TABLE_FILE, table + "\n")
+        write_whole(root / TABLE_FILE, table + "\n")
         print(f"\n{table}\n", flush=True)
     return summaries
 
@@ -199,7 +199,7 @@ class EvolutionRun:
             avg=_number(report.overall.avg),
             pass_rate=_number(report.overall.pass_rate),
         )
-        write_atomically(folder / SUMMARY_FILE, json.dumps(dataclasses.asdict(summary), indent=1))
+        write_whole(folder / SUMMARY_FILE, json.dumps(dataclasses.asdict(summary), indent=1))
         return summary
 
     def _folder(self, iteration: int) -> Path:

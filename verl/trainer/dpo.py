@@ -24,6 +24,7 @@ from agentgym_rl.data.checks import check_roles, describe_rows, describe_tokens
 from agentgym_rl.data.conversations import Conversation
 from agentgym_rl.data.pairs import Pair, read_pairs
 from agentgym_rl.errors import ConfigError
+from agentgym_rl.files import whole_file
 from agentgym_rl.types import Item
 from verl.config import DPOConfig, ModelConfig
 from verl.models.loading import load_tokenizer
@@ -150,11 +151,9 @@ class ReferenceLogProbs:
 
     def save(self, path: Path, key: str) -> None:
         """Write a file that `load` finds whole or not at all."""
-        aside = path.with_name(path.name + ".unfinished")
         lengths = np.array([len(values) for values in self._values])
-        with aside.open("wb") as file:
+        with whole_file(path) as file:
             np.savez(file, key=np.array(key), lengths=lengths, values=np.concatenate(self._values))
-        aside.replace(path)
 
     @classmethod
     def load(cls, path: Path, key: str) -> ReferenceLogProbs | None:

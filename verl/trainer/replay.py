@@ -17,11 +17,11 @@ import numpy as np
 
 from agentgym_rl.agent.chat import ChatTemplate
 from agentgym_rl.errors import ConfigError
+from agentgym_rl.files import write_whole
 from agentgym_rl.rollout.log import read_row, read_trajectories
 from agentgym_rl.types import SamplingParams, Trajectory
 from verl.config import PPOConfig
 from verl.trainer.step_rollouts import StepRollouts
-from verl.utils.checkpoint import write_atomically
 
 STEP_FILE = "step.json"
 _TRAJECTORY_FOLDER = "trajectories"
@@ -63,7 +63,7 @@ def write_step(folder: Path, step: int, rollouts: StepRollouts) -> None:
         "num_groups": rollouts.num_groups,
         "is_filtered": rollouts.is_filtered,
     }
-    write_atomically(_step_folder(folder, step) / STEP_FILE, json.dumps(record))
+    write_whole(_step_folder(folder, step) / STEP_FILE, json.dumps(record))
 
 
 def read_record(folder: Path, step: int) -> StepRecord:

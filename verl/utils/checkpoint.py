@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from agentgym_rl.errors import AgentGymError, ConfigError
+from agentgym_rl.files import write_whole
 
 LATEST_FILE = "latest_checkpointed_iteration.txt"
 ACTOR_FOLDER = "actor"
@@ -163,7 +164,7 @@ def commit(root: Path, step: int, *, keep: int | None = None) -> Path:
     else:
         unfinished.rename(final)
     _sync(root)
-    write_atomically(root / LATEST_FILE, str(step))
+    write_whole(root / LATEST_FILE, str(step))
     if keep is not None:
         for old_step in [s for s in complete_steps(root) if s <= step][:-keep]:
             shutil.rmtree(root / f"global_step_{old_step}")
@@ -271,14 +272,6 @@ def _value_at(config: Mapping[str, Any], key: str) -> Any:
     for name in key.split("."):
         value = value.get(name) if isinstance(value, Mapping) else None
     return value
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a small file that a reader, even after a crash, finds whole or as it was."""
-    aside = path.with_name(path.name + _UNFINISHED_SUFFIX)
-    aside.write_text(text)
-    _sync(aside)
-    aside.replace(path)
 
 
 def _unfinished_folder(root: Path, step: int) -> Path:

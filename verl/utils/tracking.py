@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self
 
 from agentgym_rl.errors import ConfigError
-from verl.utils.checkpoint import write_atomically
+from agentgym_rl.files import write_whole
 
 _PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
 """What a logger needs beyond the project itself."""
@@ -222,7 +222,7 @@ class _ServiceRun:
     def record(self, run_id: str, *, last_step: int | None = None) -> None:
         self.id = run_id
         self._last_step = self._last_step if last_step is None else last_step
-        write_atomically(self._path, json.dumps({"run_id": self.id, "last_step": self._last_step}))
+        write_whole(self._path, json.dumps({"run_id": self.id, "last_step": self._last_step}))
 
 
 class WandbSink(Sink):
@@ -334,13 +334,11 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def _drop_later_steps(path: Path, last_step: int) -> None:
-    """Keep the rows up to ``last_step``: rewritten aside, then renamed."""
+    """Keep the rows up to ``last_step``."""
     if not path.exists():
         return
     kept = [row for row in read_metrics(path) if last_step > 0 and row["step"] <= last_step]
-    aside = path.with_suffix(".unfinished")
-    aside.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
-    os.replace(aside, path)
+    write_whole(path, "".join(json.dumps(row) + "\n" for row in kept))
 
 
 def _short(value: float) -> str:
