@@ -1,4 +1,4 @@
-"""Makes the quickstart's base model: a small Qwen2 with random weights and a tokenizer made from TextCraft's own text.
+"""Makes the quickstart's base model: a small Qwen2 with random weights and a tokenizer made from the task's own text.
 
     python examples/quickstart/make_model.py --train-file items.json --out saves/quickstart/base --seed 0
 
@@ -109,14 +109,15 @@ def _look_back(offset: int, size: int, model: Qwen2ForCausalLM) -> tuple[torch.T
     return query, key
 
 
-def environment_text(train_file: Path) -> Iterator[str]:
+def environment_text(task: str, train_file: Path) -> Iterator[str]:
     """Every message of the demonstrations of the training goals."""
-    for conversation in demonstrate(load_items(train_file, "textcraft"), get_spec("textcraft"), "act"):
+    for conversation in demonstrate(load_items(train_file, task), get_spec(task), "act"):
         yield from (message.content for message in conversation.messages)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--task", default="textcraft", help="one that has an expert")
     parser.add_argument("--train-file", type=Path, required=True, help="item list of the training goals")
     parser.add_argument("--out", type=Path, required=True, help="folder to write model and tokenizer to")
     parser.add_argument("--vocab-size", type=int, default=1500)
@@ -128,7 +129,7 @@ def main() -> None:
 
     disable_progress_bar()
     torch.manual_seed(options.seed)
-    tokenizer = make_tokenizer(environment_text(options.train_file), options.vocab_size)
+    tokenizer = make_tokenizer(environment_text(options.task, options.train_file), options.vocab_size)
     model = make_model(
         len(tokenizer),
         hidden_size=options.hidden_size,

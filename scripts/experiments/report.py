@@ -1,0 +1,131 @@
+"""Makes figures and tables of ``docs/results.md`` from ``docs/results/<task>.json``.
+
+    python scripts/experiments/report.py [textcraft babyai]
+
+Tables stand in the page between ``<!-- table: <task>-... -->`` and ``<!-- end -->``; what is around them is written by
+hand. Figures are ``docs/results/<task>-*.svg``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import statistics
+from collections.abc import Callable, Sequence
+
+from results import RESULTS, Result, read_results
+from suites import SUITES, WARM_UP
+
+PAGE = RESULTS.parent / "results.md"
+SCALING, SHORT, LONG = "grpo", "grpo, short horizon", "grpo, long horizon"
+HORIZONS = (SHORT, LONG, SCALING)
+ON_DATA = ("more sft", "dpo", "agentevol")
+
+
+def tables(task: str, results: Sequence[Result]) -> dict[str, str]:
+    """Markdown tables by the name of their place in the page."""
+    names = list(dict.fromkeys(result.name for result in results))
+    of = {name: [result for result in results if result.name == name] for name in names}
+    algorithms = [name for name in names if name not in (WARM_UP, SHORT, LONG, *ON_DATA)]
+    groups = {
+        "horizons": [WARM_UP, *HORIZONS],
+        "algorithms": [WARM_UP, *algorithms],
+        "data": [WARM_UP, *ON_DATA, SCALING],
+    }
+    return {
+        f"{task}-{group}": table([of[name] for name in members if name in of], of.get(WARM_UP, []))
+        for group, members in groups.items()
+    }
+
+
+def table(rows: Sequence[Sequence[Result]], start: Sequence[Result]) -> str:
+    """A row per kind of run: held-out success over its seeds, by category, the gain over each seed's warm-up, time."""
+    categories = list(start[0].evaluation.by_category)
+    k = start[0].evaluation.samples
+    head = [
+        "",
+        f"Avg@{k}: mean (each seed)",
+        *categories,
+        f"Pass@{k}",
+        "gain in points: mean (each seed)",
+        "turns",
+        "CPU min",
+    ]
+    before = {result.seed: result.evaluation.avg for result in start}
+    lines = [_line(head), _line(["---"] * len(head))]
+    for results in rows:
+        gains = [100 * (r.evaluation.avg - before[r.seed]) for r in results if r.name != WARM_UP]
+        lines.append(
+            _line(
+                [
+                    title(results[0].name),
+                    _mean_and_each([r.evaluation.avg for r in results], "{:.3f}"),
+                    *(
+                        _mean(results, lambda r, name=name: r.evaluation.by_category[name], "{:.3f}")
+                        for name in categories
+                    ),
+                    _mean(results, lambda r: r.evaluation.solved, "{:.3f}"),
+                    _mean_and_each(gains, "{:+.1f}") if gains else "",
+                    _mean(results, lambda r: r.evaluation.turns, "{:.1f}"),
+                    _mean(results, lambda r: r.cpu_s["train"] / 60, "{:.1f}"),
+                ]
+            )
+        )
+    return "\n".join(lines)
+
+
+def title(name: str) -> str:
+    """A run as its reader knows it."""
+    return {
+        WARM_UP: "warm-up (SFT), the start of all others",
+        SCALING: "GRPO, growing horizon (ScalingInter-RL)",
+        SHORT: "GRPO, short horizon",
+        LONG: "GRPO, long horizon",
+        "dpo": "DPO on sampled pairs",
+        "agentevol": "AgentEvol, two iterations",
+        "more sft": "SFT for as many more steps as AgentEvol",
+    }.get(name, f"`{name}`, growing horizon")
+
+
+def fill(page: str, name: str, text: str) -> str:
+    """``page`` with the table of this name replaced; as it was where the page has no such place."""
+    begin = f"<!-- table: {name} -->"
+    return re.sub(rf"{re.escape(begin)}\n.*?<!-- end -->", lambda _: f"{begin}\n{text}\n<!-- end -->", page, flags=re.S)
+
+
+def _category(name: str) -> Callable[[Result], float]:
+    return lambda result: result.evaluation.by_category[name]
+
+
+def _mean(results: Sequence[Result], value: Callable[[Result], float], form: str) -> str:
+    return form.format(statistics.mean(map(value, results)))
+
+
+def _mean_and_each(values: Sequence[float], form: str) -> str:
+    return f"{form.format(statistics.mean(values))} ({', '.join(form.format(value) for value in values)})"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tasks", nargs="*", choices=[*SUITES, []], default=[])
+    options = parser.parse_args()
+    # Only now: matplotlib takes a second, and the tables need none of it.
+    from figures import draw
+
+    page = PAGE.read_text()
+    for task in options.tasks or [task for task in SUITES if (RESULTS / f"{task}.json").exists()]:
+        results = read_results(task)
+        for name, text in tables(task, results).items():
+            page = fill(page, name, text)
+        for figure in draw(task, results, RESULTS):
+            print(figure)
+    PAGE.write_text(page)
+    print(PAGE)
+
+
+if __name__ == "__main__":
+    main()

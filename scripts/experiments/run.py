@@ -1,0 +1,146 @@
+"""Runs the experiments of a task, what is missing of them, and writes down what came out.
+
+    python scripts/experiments/run.py textcraft --jobs 2
+
+Every run has its folder under ``--out``; what is done is not done again, and what was stopped goes on. ``docs/results/
+<task>.json`` gets the numbers, `report.py` makes figures and tables of them. ``--only grpo --seeds 0`` takes a part,
+``--list`` prints the commands. Processes use one thread each; ``--jobs`` of them run at a time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from results import collect, write_results
+from suites import SEEDS, SUITES, WARM_UP, Run, runs
+
+PROJECT = Path(__file__).resolve().parents[2]
+DONE_FILE, LOG_FILE, COMMANDS_FILE = "done.json", "log.txt", "commands.sh"
+ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+QUIET = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+SERVER_START_S = 60.0
+
+
+class RunFailedError(RuntimeError):
+    """A command of a run ended with another status than 0."""
+
+
+@contextlib.contextmanager
+def server(task: str, out: Path) -> Iterator[str]:
+    """A server of ``task`` on a free port while the block runs; its address. Raises `RunFailedError`."""
+    ready, log = out / f"{task}.url", out / f"{task}.server.log"
+    ready.unlink(missing_ok=True)
+    argv = ["agentgym-rl", "serve", task, "--port", "0", "--ready-file", str(ready)]
+    with open(log, "a") as output:
+        process = subprocess.Popen(argv, env=environment(), stdout=output, stderr=output)
+    try:
+        until = time.monotonic() + SERVER_START_S
+        while not (ready.exists() and ready.read_text()):
+            if process.poll() is not None or time.monotonic() > until:
+                raise RunFailedError(f"the {task} server did not start: see {log}")
+            time.sleep(0.1)
+        yield ready.read_text().strip()
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def environment() -> dict[str, str]:
+    """This process's environment with one thread for all, and the project's programs first."""
+    programs = str(Path(sys.executable).parent)
+    return os.environ | ONE_THREAD | QUIET | {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
+
+
+def perform(run: Run, url: str) -> None:
+    """Run the commands of ``run`` and note their times; nothing where that is done. Raises `RunFailedError`.
+
+    A command that finished before the run was stopped is not run again; the programs go on where they were stopped.
+    """
+    times_file, done_file = run.folder / "times.json", run.folder / DONE_FILE
+    if done_file.exists():
+        return
+    run.folder.mkdir(parents=True, exist_ok=True)
+    (run.folder / COMMANDS_FILE).write_text("".join(shlex.join(command.argv) + "\n" for command in run.commands))
+    times = json.loads(times_file.read_text()) if times_file.exists() else []
+    for command in run.commands[len(times) :]:
+        wall_s, cpu_s = timed([part.replace("{url}", url) for part in command.argv], run.folder / LOG_FILE)
+        times.append({"kind": command.kind, "wall_s": round(wall_s, 1), "cpu_s": round(cpu_s, 1)})
+        times_file.write_text(json.dumps(times))
+    done_file.write_text(json.dumps(times))
+
+
+def timed(argv: Sequence[str], log: Path) -> tuple[float, float]:
+    """Run a program to its end, its output at the end of ``log``; seconds by the clock and of the CPU."""
+    began = time.monotonic()
+    with open(log, "a") as output:
+        process = subprocess.Popen(argv, env=environment(), stdout=output, stderr=output)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise RunFailedError(f"status {process.returncode}: {shlex.join(argv)}\nwhat it said: {log}")
+    return time.monotonic() - began, usage.ru_utime + usage.ru_stime
+
+
+def perform_all(chosen: Sequence[Run], url: str, jobs: int) -> list[str]:
+    """Run all of ``chosen``, warm-ups first, ``jobs`` at a time; what failed, of which nothing else depends."""
+    failures = []
+    for part in ([run for run in chosen if run.name == WARM_UP], [run for run in chosen if run.name != WARM_UP]):
+        with ThreadPoolExecutor(jobs) as pool:
+            pending = [(run, pool.submit(perform, run, url)) for run in part]
+            for run, future in pending:
+                try:
+                    future.result()
+                    print(f"{time.strftime('%H:%M:%S')} done: {run.name}, seed {run.seed}", flush=True)
+                except RunFailedError as error:
+                    failures.append(f"{run.name}, seed {run.seed}: {error}")
+                    print(f"FAILED {failures[-1]}", flush=True)
+    return failures
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("task", choices=SUITES)
+    parser.add_argument("--out", type=Path, default=Path("saves/experiments"), help="below the project's root")
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
+    parser.add_argument("--only", nargs="+", default=[], help="names of runs; their warm-up is made, too")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at a time, one thread each")
+    parser.add_argument("--list", action="store_true", help="print the commands and end")
+    options = parser.parse_args()
+
+    os.chdir(PROJECT)
+    suite, out = SUITES[options.task], options.out / options.task
+    planned = runs(suite, out, options.seeds)
+    unknown = set(options.only) - {run.name for run in planned}
+    if unknown:
+        parser.error(f"--only: no run named {', '.join(sorted(unknown))}; there are {', '.join(_names(planned))}")
+    chosen = [run for run in planned if not options.only or run.name in options.only or run.name == WARM_UP]
+    if options.list:
+        for run in chosen:
+            print(f"# {run.name}, seed {run.seed}")
+            print("\n".join(shlex.join(command.argv) for command in run.commands))
+        return 0
+
+    out.mkdir(parents=True, exist_ok=True)
+    with server(options.task, out) as url:
+        failures = perform_all(chosen, url, options.jobs)
+    finished = [run for run in runs(suite, out, options.seeds) if (run.folder / DONE_FILE).exists()]
+    print(f"results: {write_results(options.task, [collect(run) for run in finished])}")
+    return 1 if failures else 0
+
+
+def _names(planned: Sequence[Run]) -> list[str]:
+    return list(dict.fromkeys(run.name for run in planned))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
