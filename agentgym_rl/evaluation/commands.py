@@ -6,16 +6,11 @@ import argparse
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from agentgym_rl.errors import ConfigError
 
 if TYPE_CHECKING:
     from agentgym_rl.evaluation.usage import Prices
-
-# No key is sent to a server that it was not meant for.
-_OPENAI = "api.openai.com"
-_KEY_VARIABLE = "OPENAI_API_KEY"
 
 
 def add_compare(subcommands: Any) -> None:
@@ -81,15 +76,15 @@ def add_eval(subcommands: Any) -> None:
 
 def _eval(options: argparse.Namespace) -> None:
     from agentgym_rl.agent.strategies import AgentChoice
-    from agentgym_rl.hosted.endpoint import HostedModel
+    from agentgym_rl.hosted.endpoint import HostedModel, find_key
     from agentgym_rl.hosted.evaluation import HostedEvaluation, evaluate_hosted, servers_by_task
 
-    key_variable = options.api_key_env or (_KEY_VARIABLE if urlsplit(options.api_base).hostname == _OPENAI else None)
+    key, key_variable = find_key(options.api_base, options.api_key_env)
     model = HostedModel(
         api_base=options.api_base,
         model=options.model,
-        key=None if key_variable is None else _key(key_variable),
-        key_variable=key_variable or "",
+        key=key,
+        key_variable=key_variable,
         max_tokens=options.max_tokens,
         temperature=options.temperature,
         top_p=options.top_p,
@@ -115,15 +110,6 @@ def _eval(options: argparse.Namespace) -> None:
             prices=_prices(options),
         )
     )
-
-
-def _key(variable: str) -> str:
-    from agentgym_rl.client.connection import environment_token
-
-    key = environment_token(variable)
-    if key is None:
-        raise ConfigError(f"{variable}: this environment variable holds the model's key, and is not set")
-    return key
 
 
 def _prices(options: argparse.Namespace) -> Prices | None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 
 import requests
 
-from agentgym_rl.client.connection import CONNECT_TIMEOUT_S, retry_after_s, session_for
-from agentgym_rl.errors import ConfigError
+from agentgym_rl.client.connection import CONNECT_TIMEOUT_S, environment_token, retry_after_s, session_for
+from agentgym_rl.errors import ConfigError, EngineError
 from agentgym_rl.types import FinishReason, Message, encodable
 
 _PASSING = (408, 409, 425, 429)
@@ -20,6 +22,9 @@ _WRONG_INPUT = (401, 402, 403, 404)
 _NO_MONEY = ("insufficient_quota", "billing_hard_limit_reached")
 _SHOWN = 300
 _LOOK_S = 10.0
+# No key is sent to a server that it was not meant for.
+_OPENAI = "api.openai.com"
+_OPENAI_KEY = "OPENAI_API_KEY"
 
 
 @dataclass(frozen=True)
@@ -32,7 +37,7 @@ class HostedModel:
     key: str | None = field(default=None, repr=False)
     """Sent as a bearer token; None sends none."""
     key_variable: str = ""
-    """Where the key came from, for messages."""
+    """Where the key came from, or would, for messages."""
     max_tokens: int = 512
     """Of one turn, in the model's own tokens."""
     temperature: float = 1.0
@@ -72,6 +77,31 @@ class HostedModel:
             **self.body,
         }
         return {name: value for name, value in fields.items() if value is not None}
+
+    def ask(self, messages: Sequence[Message]) -> Answer:
+        """The next message, by one request on a connection of its own; raises `EngineError` where there is none."""
+        with contextlib.closing(Endpoint(self)) as endpoint:
+            try:
+                outcome = endpoint.ask(self.request(messages, None))
+            except ConfigError as error:
+                raise EngineError(str(error)) from error
+        if isinstance(outcome, Refusal):
+            raise EngineError(outcome.message)
+        return outcome
+
+
+def find_key(api_base: str, variable: str | None = None) -> tuple[str | None, str]:
+    """The key of the environment variable that was named, at OpenAI ``OPENAI_API_KEY``, else none; and its variable.
+
+    Raises `ConfigError` for a variable that is not set.
+    """
+    variable = variable or (_OPENAI_KEY if urlsplit(api_base).hostname == _OPENAI else None)
+    if variable is None:
+        return None, ""
+    key = environment_token(variable)
+    if key is None:
+        raise ConfigError(f"{variable}: this environment variable holds the model's key, and is not set")
+    return key, variable
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,9 +195,11 @@ class Endpoint:
         return Refusal(message, may_pass=status in _PASSING or status >= 500, wait_s=retry_after_s(response))
 
     def _about_the_key(self) -> str:
-        if self.model.key is None:
-            return "no key was sent; --api-key-env names the variable that holds it"
-        return f"the key is taken from {self.model.key_variable}"
+        if self.model.key is not None:
+            return f"the key is taken from {self.model.key_variable}"
+        if self.model.key_variable:
+            return f"no key was sent: {self.model.key_variable} is not set"
+        return "no key was sent; --api-key-env names the variable that holds it"
 
 
 def _read(content: Any) -> Answer:

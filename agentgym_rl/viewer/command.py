@@ -28,6 +28,9 @@ def add_view(subcommands: Any) -> None:
     playing.add_argument(
         "--model", action="append", default=[], metavar="NAME=URL", help="OpenAI-compatible, up to /v1; may play, too"
     )
+    playing.add_argument(
+        "--api-key-env", metavar="VAR", help="variable with the models' key; default: at OpenAI, OPENAI_API_KEY"
+    )
     playing.add_argument("--save-to", type=Path, metavar="FOLDER", help="where played trajectories may be written")
     parser.set_defaults(run=_view)
 
@@ -43,7 +46,7 @@ def _view(options: argparse.Namespace) -> None:
     from agentgym_rl.viewer.security import Access, host_names
 
     access = Access(_token(options), host_names([options.host]))
-    play = PlaySettings(parse_servers(options.env), parse_models(options.model), options.save_to)
+    play = PlaySettings(parse_servers(options.env), parse_models(options.model, options.api_key_env), options.save_to)
     app = build_app(Library(options.path), access=access, play=play)
     listener = bind(options.host, options.port)
     query = f"/?token={quote(access.token)}" if access.token else ""

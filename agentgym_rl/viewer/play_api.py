@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -56,7 +58,7 @@ def make_router(games: Games) -> APIRouter:
         return json_answer(
             {
                 "servers": [_server(each.task, each.url) for each in chosen.servers],
-                "models": [{"name": model.name, "url": model.url} for model in chosen.models],
+                "models": [{"name": model.model, "url": model.api_base} for model in chosen.models],
                 "can_save": chosen.folder is not None,
             }
         )
@@ -78,9 +80,10 @@ def make_router(games: Games) -> APIRouter:
     def ask(id: str, body: Ask) -> Response:
         """Ask a model for the next turn."""
         with _held(games, id) as game:
-            text, took_s = games.model(body.model).answer(game.messages, body.temperature)
+            model, start = games.model(body.model), time.monotonic()
+            text = replace(model, temperature=body.temperature).ask(game.messages).text
             if body.play:
-                game.act(text, body.model, took_s)
+                game.act(text, body.model, time.monotonic() - start)
                 return _state(game)
             return json_answer({"proposal": text})
 

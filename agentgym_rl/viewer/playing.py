@@ -20,14 +20,15 @@ from agentgym_rl.client.addresses import parse_addresses
 from agentgym_rl.client.base import EnvClient
 from agentgym_rl.envs.registry import get_spec
 from agentgym_rl.errors import ConfigError, EnvError
+from agentgym_rl.hosted.endpoint import HostedModel, find_key
 from agentgym_rl.rollout.handler import RewardRule
 from agentgym_rl.rollout.log import TrajectoryLog
-from agentgym_rl.types import Item, Message, Role, StepOutput, StopReason, Trajectory, Turn
+from agentgym_rl.types import Item, Message, Role, StepOutput, StopReason, Trajectory, Turn, encodable
 from agentgym_rl.viewer.episodes import text_turn, untokenized
-from agentgym_rl.viewer.models import ServedModel
 
 BY_HAND = "hand"
 _CALL_TIMEOUT_S = 60.0
+_MODEL_TIMEOUT_S = 120.0
 _IDLE_S = 1800.0
 _MAX_SESSIONS = 16
 _CLOSE_WAIT_S = 5.0
@@ -51,7 +52,7 @@ class PlaySettings:
     """Whom the viewer may call, and where it may write."""
 
     servers: tuple[EnvServer, ...] = ()
-    models: tuple[ServedModel, ...] = ()
+    models: tuple[HostedModel, ...] = ()
     folder: Path | None = None
     """Where trajectories are saved; None: nowhere."""
 
@@ -78,7 +79,7 @@ class Game:
         self.done, self._score = False, 0.0
         self._states: list[Any] = []
         try:
-            observation = client.reset(item)
+            observation = encodable(client.reset(item))
         except EnvError:
             client.close()
             raise
@@ -97,15 +98,15 @@ class Game:
             text = f"Action: {text}"
         start = time.monotonic()
         output = self._client.step(text)
-        reward = self._earned(output)
+        observation, reward = encodable(output.state), self._earned(output)
         self.done = output.done
         times = (generation_s, time.monotonic() - start)
-        self.turns.append(text_turn(text, output.state, reward, done=output.done, times=times))
+        self.turns.append(text_turn(text, observation, reward, done=output.done, times=times))
         self.players.append(player)
         self._states.append(self._client.viewer_state)
         self.messages.append(Message(Role.ASSISTANT, text))
         if not output.done:
-            self.messages.append(Message(Role.USER, output.state))
+            self.messages.append(Message(Role.USER, observation))
 
     def _earned(self, output: StepOutput) -> float:
         """This turn's own reward, scaled as in training."""
@@ -165,10 +166,10 @@ class Games:
             game.touched_at = self.clock()
             return game
 
-    def model(self, name: str) -> ServedModel:
+    def model(self, name: str) -> HostedModel:
         """One of the configured models; raises `PlayError`."""
         for model in self.settings.models:
-            if model.name == name:
+            if model.model == name:
                 return model
         raise PlayError(f"there is no model {name!r}: start the viewer with --model NAME=URL")
 
@@ -225,12 +226,13 @@ def _parse_server(value: str) -> EnvServer:
     return EnvServer(task, parse_addresses(address)[0])
 
 
-def parse_models(values: Sequence[str]) -> tuple[ServedModel, ...]:
-    """Of ``NAME=URL``, the URL up to ``/v1``; raises `ConfigError`."""
+def parse_models(values: Sequence[str], key_variable: str | None = None) -> tuple[HostedModel, ...]:
+    """Of ``NAME=URL``, the URL up to ``/v1``, with the key that `find_key` finds; raises `ConfigError`."""
     models = []
     for value in values:
         name, _, url = value.rpartition("=")
         if not name or not url.startswith(("http://", "https://")):
             raise ConfigError(f"--model {value!r}: must be NAME=URL, such as qwen=http://127.0.0.1:8000/v1")
-        models.append(ServedModel(name, url))
+        key, variable = find_key(url, key_variable)
+        models.append(HostedModel(url, name, key, variable, timeout_s=_MODEL_TIMEOUT_S))
     return tuple(models)

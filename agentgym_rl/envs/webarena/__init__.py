@@ -53,6 +53,8 @@ class WebArenaSettings:
     def __post_init__(self) -> None:
         if bool(self.judge_url) != bool(self.judge_model):
             raise ConfigError("judge_url and judge_model go together")
+        if self.judge_url and not self.judge_url.startswith(("http://", "https://")):
+            raise ConfigError(f"judge_url={self.judge_url!r}: must be a URL such as http://127.0.0.1:8000/v1")
         if self.navigation_timeout <= 0 or self.quiet < 0:
             raise ConfigError(
                 f"navigation_timeout={self.navigation_timeout:g}, quiet={self.quiet:g}: must be above 0, at least 0"

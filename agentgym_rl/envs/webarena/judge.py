@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-from dataclasses import dataclass
 
-import requests
-
-from agentgym_rl.errors import EnvServerError
+from agentgym_rl.client.connection import environment_token
+from agentgym_rl.errors import EngineError, EnvServerError
+from agentgym_rl.hosted.endpoint import HostedModel
+from agentgym_rl.types import Message, Role
 
 KEY_VARIABLE = "JUDGE_API_KEY"
 _TIMEOUT_S = 60.0
@@ -27,13 +26,20 @@ Does the report say, or clearly mean, that it cannot be done, and does it not co
 word, yes or no."""
 
 
-@dataclass(frozen=True)
 class Judge:
-    """A model behind an OpenAI-compatible address; the key is read from ``JUDGE_API_KEY``."""
+    """A model behind an OpenAI-compatible address."""
 
-    url: str
-    """Up to and including ``/v1``."""
-    model: str
+    def __init__(self, url: str, model: str) -> None:
+        """``url``: up to and including ``/v1``. The key is read from ``JUDGE_API_KEY``."""
+        self._model = HostedModel(
+            url,
+            model,
+            environment_token(KEY_VARIABLE),
+            KEY_VARIABLE,
+            temperature=0.0,
+            body={"max_tokens": None, "top_p": None},  # as the server has them: it may think before its word
+            timeout_s=_TIMEOUT_S,
+        )
 
     def same_meaning(self, *, question: str, reference: str, answer: str) -> bool:
         """Whether ``answer`` says what ``reference`` says; raises `EnvServerError` when no verdict comes."""
@@ -47,23 +53,14 @@ class Judge:
         trouble = ""
         for _ in range(_TRIES):
             try:
-                text = self._complete(prompt)
-            except (requests.RequestException, KeyError, IndexError, TypeError, ValueError) as error:
-                trouble = f"{type(error).__name__}: {error}"
+                text = self._model.ask([Message(Role.USER, prompt)]).text
+            except EngineError as error:
+                trouble = str(error)
                 continue
             verdicts = _VERDICT.findall(text)
             if verdicts:
                 return bool(verdicts[-1].lower() == "yes")
             trouble = f"neither yes nor no in {text[:200]!r}"
-        raise EnvServerError(f"the judge {self.model} at {self.url} gave no verdict in {_TRIES} tries: {trouble}")
-
-    def _complete(self, prompt: str) -> str:
-        key = os.environ.get(KEY_VARIABLE, "")
-        response = requests.post(
-            f"{self.url.rstrip('/')}/chat/completions",
-            json={"model": self.model, "messages": [{"role": "user", "content": prompt}], "temperature": 0},
-            headers={"Authorization": f"Bearer {key}"} if key else {},
-            timeout=_TIMEOUT_S,
+        raise EnvServerError(
+            f"the judge {self._model.model} at {self._model.api_base} gave no verdict in {_TRIES} tries: {trouble}"
         )
-        response.raise_for_status()
-        return str(response.json()["choices"][0]["message"]["content"])

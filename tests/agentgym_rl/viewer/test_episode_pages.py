@@ -22,11 +22,11 @@ from agentgym_rl.envs.server import build_app as environment_app
 from agentgym_rl.envs.serving import running
 from agentgym_rl.envs.textcraft import SPEC as TEXTCRAFT
 from agentgym_rl.envs.textcraft.client import TextCraftClient
+from agentgym_rl.hosted.endpoint import HostedModel
 from agentgym_rl.rollout.log import TrajectoryLog
 from agentgym_rl.types import Item, Trajectory
 from agentgym_rl.viewer.app import build_app
 from agentgym_rl.viewer.library import Library
-from agentgym_rl.viewer.models import ServedModel
 from agentgym_rl.viewer.playing import EnvServer, PlaySettings
 
 pytestmark = [pytest.mark.browser, pytest.mark.server]
@@ -283,7 +283,7 @@ def test_an_item_is_played_by_hand_and_by_a_model_saved_and_closed(
         scripted_model(f"Thought: {ATTACK}\nAction: get 2 bamboo", "Action: inventory", "") as (address, _),
     ):
         play = PlaySettings(
-            (EnvServer("textcraft", environment),), (ServedModel("qwen", address),), tmp_path / "played"
+            (EnvServer("textcraft", environment),), (HostedModel(address, "qwen"),), tmp_path / "played"
         )
         with running(build_app(Library(folder), play=play)) as url, at(browser, f"{url}/#/play") as watched:
             page = watched.page

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import requests
+from support.faults import http_answer, raw_server
 from support.judges import scripted_model
 
 from agentgym_rl.data.conversations import read_conversations
@@ -19,11 +20,11 @@ from agentgym_rl.envs.server import build_app as environment_app
 from agentgym_rl.envs.serving import running
 from agentgym_rl.envs.textcraft import SPEC as TEXTCRAFT
 from agentgym_rl.errors import ConfigError
+from agentgym_rl.hosted.endpoint import HostedModel
 from agentgym_rl.rollout.log import read_trajectories
-from agentgym_rl.types import StopReason
+from agentgym_rl.types import StopReason, encodable
 from agentgym_rl.viewer.app import build_app
 from agentgym_rl.viewer.library import Library
-from agentgym_rl.viewer.models import ServedModel
 from agentgym_rl.viewer.playing import EnvServer, Games, PlayError, PlaySettings, parse_models, parse_servers
 
 pytestmark = pytest.mark.server
@@ -53,7 +54,7 @@ class Viewer:
 
 @contextmanager
 def viewer(
-    tmp_path: Path, *servers: EnvServer, models: tuple[ServedModel, ...] = (), save: bool = True
+    tmp_path: Path, *servers: EnvServer, models: tuple[HostedModel, ...] = (), save: bool = True
 ) -> Iterator[Viewer]:
     (tmp_path / "empty").mkdir(exist_ok=True)
     settings = PlaySettings(servers, models, tmp_path / "played" if save else None)
@@ -106,7 +107,7 @@ def test_an_episode_played_by_hand_is_saved_as_any_other_trajectory(textcraft: s
 
 def test_a_model_proposes_plays_and_its_failure_leaves_the_game_as_it_was(textcraft: str, tmp_path: Path) -> None:
     with scripted_model("Thought: <b>x</b>\nAction: inventory", "Action: inventory", "") as (address, asked):
-        models = (ServedModel("qwen=7b", address),)
+        models = (HostedModel(address, "qwen=7b"),)
         with viewer(tmp_path, EnvServer("textcraft", textcraft), models=models) as page:
             game = page.post("games", server=0, item=3)
             proposed = page.post(f"games/{game['id']}/ask", model="qwen=7b", play=False)
@@ -175,6 +176,21 @@ def test_a_reset_that_fails_leaves_no_session(textcraft: str, tmp_path: Path) ->
         assert sessions(url) == 0
 
 
+def test_half_a_surrogate_pair_of_a_server_is_replaced_before_it_meets_a_file(tmp_path: Path) -> None:
+    def answer(path: str, body: dict[str, Any], headers: dict[str, str]) -> bytes:
+        fields = {"id": 0, "observation": "Half \ud800.", "reward": 0.0, "done": False}
+        return http_answer([] if path.startswith("/available_actions") else fields)
+
+    with raw_server(answer) as url, viewer(tmp_path, EnvServer("textcraft", url)) as page:
+        game = page.post("games", server=0, item=0)
+        page.post(f"games/{game['id']}/act", text="look")
+        path = page.post(f"games/{game['id']}/save")["path"]
+    [trajectory] = read_trajectories(path).trajectories
+    said = encodable("Half \ud800.")
+    assert [message.content for message in trajectory.messages[2:]] == [said, "Action: look", said]
+    assert trajectory.turns[0].observation == said
+
+
 def test_games_that_were_left_are_closed_and_too_many_are_refused(textcraft: str) -> None:
     now = [0.0]
     games = Games(PlaySettings((EnvServer("textcraft", textcraft),)), clock=lambda: now[0])
@@ -195,13 +211,25 @@ def test_games_that_were_left_are_closed_and_too_many_are_refused(textcraft: str
 
 def test_addresses_are_read_with_their_names() -> None:
     assert parse_servers(["textcraft=http://127.0.0.1:36001/"]) == (EnvServer("textcraft", "http://127.0.0.1:36001"),)
-    assert parse_models(["org/model=v2=http://h:1/v1"])[0] == ServedModel("org/model=v2", "http://h:1/v1")
+    [model] = parse_models(["org/model=v2=http://h:1/v1"])
+    assert (model.model, model.api_base) == ("org/model=v2", "http://h:1/v1")
     for wrong in ("http://127.0.0.1:36001", "nothing=http://127.0.0.1:1", "textcraft=ftp://x"):
         with pytest.raises(ConfigError):
             parse_servers([wrong])
     for wrong in ("http://h/v1", "name=h:1/v1", "name"):
         with pytest.raises(ConfigError, match="NAME=URL"):
             parse_models([wrong])
+
+
+def test_a_key_goes_to_openai_and_where_it_is_named_for_and_to_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "for-openai")
+    monkeypatch.setenv("MY_KEY", "mine")
+    values = ["gpt=https://api.openai.com/v1", "qwen=http://127.0.0.1:8000/v1"]
+    assert [model.key for model in parse_models(values)] == ["for-openai", None]
+    assert [model.key for model in parse_models(values, "MY_KEY")] == ["mine", "mine"]
+    monkeypatch.delenv("OPENAI_API_KEY")
+    with pytest.raises(ConfigError, match="OPENAI_API_KEY: this environment variable holds the model's key"):
+        parse_models(values)
 
 
 def test_what_a_page_sends_is_checked(textcraft: str, tmp_path: Path) -> None:
