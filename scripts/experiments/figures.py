@@ -24,15 +24,15 @@ plt.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "agentgym-rl", "fon
 plt.rcParams.update({"axes.spines.right": False, "axes.grid": True, "grid.color": "#e6e6e6", "axes.axisbelow": True})
 
 
-def draw(task: str, results: Sequence[Result], folder: Path) -> list[Path]:
-    """Write the figures of a task; returns their files."""
+def draw(suite: str, results: Sequence[Result], folder: Path) -> list[Path]:
+    """Write the figures of a suite; returns their files."""
     of = {name: [r for r in results if r.name == name] for name in dict.fromkeys(r.name for r in results)}
     figures = []
     if all(name in of for name in HORIZONS):
-        figures.append(_horizons({name: of[name] for name in HORIZONS}, folder / f"{task}-horizons.svg"))
+        figures.append(_horizons({name: of[name] for name in HORIZONS}, folder / f"{suite}-horizons.svg"))
     algorithms = {name: runs for name, runs in of.items() if name not in (WARM_UP, SHORT, LONG, *ON_DATA)}
     if algorithms:
-        figures.append(_algorithms(algorithms, folder / f"{task}-algorithms.svg"))
+        figures.append(_algorithms(algorithms, folder / f"{suite}-algorithms.svg"))
     return figures
 
 

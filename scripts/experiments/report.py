@@ -1,9 +1,9 @@
-"""Makes figures and tables of ``docs/results.md`` from ``docs/results/<task>.json``.
+"""Makes figures and tables of ``docs/results.md`` from ``docs/results/<suite>.json``.
 
     python scripts/experiments/report.py [textcraft babyai]
 
-Tables stand in the page between ``<!-- table: <task>-... -->`` and ``<!-- end -->``; what is around them is written by
-hand. Figures are ``docs/results/<task>-*.svg``.
+Tables stand in the page between ``<!-- table: <suite>-... -->`` and ``<!-- end -->``; what is around them is written by
+hand. Figures are ``docs/results/<suite>-*.svg``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import re
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 
 from results import RESULTS, Result, read_results
 from suites import SUITES, WARM_UP
@@ -22,7 +22,7 @@ HORIZONS = (SHORT, LONG, SCALING)
 ON_DATA = ("more sft", "dpo", "agentevol")
 
 
-def tables(task: str, results: Sequence[Result]) -> dict[str, str]:
+def tables(suite: str, results: Sequence[Result]) -> dict[str, str]:
     """Markdown tables by the name of their place in the page."""
     names = list(dict.fromkeys(result.name for result in results))
     of = {name: [result for result in results if result.name == name] for name in names}
@@ -33,7 +33,7 @@ def tables(task: str, results: Sequence[Result]) -> dict[str, str]:
         "data": [WARM_UP, *ON_DATA, SCALING],
     }
     return {
-        f"{task}-{group}": table([of[name] for name in members if name in of], of.get(WARM_UP, []))
+        f"{suite}-{group}": table([of[name] for name in members if name in of], of.get(WARM_UP, []))
         for group, members in groups.items()
     }
 
@@ -53,25 +53,20 @@ def table(rows: Sequence[Sequence[Result]], start: Sequence[Result]) -> str:
     ]
     before = {result.seed: result.evaluation.avg for result in start}
     lines = [_line(head), _line(["---"] * len(head))]
-    for results in rows:
-        gains = [100 * (r.evaluation.avg - before[r.seed]) for r in results if r.name != WARM_UP]
-        lines.append(
-            _line(
-                [
-                    title(results[0].name),
-                    _mean_and_each([r.evaluation.avg for r in results], "{:.3f}"),
-                    *(
-                        _mean(results, lambda r, name=name: r.evaluation.by_category[name], "{:.3f}")
-                        for name in categories
-                    ),
-                    _mean(results, lambda r: r.evaluation.solved, "{:.3f}"),
-                    _mean_and_each(gains, "{:+.1f}") if gains else "",
-                    _mean(results, lambda r: r.evaluation.turns, "{:.1f}"),
-                    _mean(results, lambda r: r.cpu_s["train"] / 60, "{:.1f}"),
-                ]
-            )
-        )
-    return "\n".join(lines)
+    return "\n".join([*lines, *(_line(_cells(results, categories, before)) for results in rows)])
+
+
+def _cells(results: Sequence[Result], categories: Sequence[str], before: Mapping[int, float]) -> list[str]:
+    gains = [100 * (result.evaluation.avg - before[result.seed]) for result in results if result.name != WARM_UP]
+    return [
+        title(results[0].name),
+        _mean_and_each([result.evaluation.avg for result in results], "{:.3f}"),
+        *(_mean([result.evaluation.by_category[name] for result in results], "{:.3f}") for name in categories),
+        _mean([result.evaluation.solved for result in results], "{:.3f}"),
+        _mean_and_each(gains, "{:+.1f}") if gains else "",
+        _mean([result.evaluation.turns for result in results], "{:.1f}"),
+        _mean([result.cpu_s["train"] / 60 for result in results], "{:.1f}"),
+    ]
 
 
 def title(name: str) -> str:
@@ -93,16 +88,12 @@ def fill(page: str, name: str, text: str) -> str:
     return re.sub(rf"{re.escape(begin)}\n.*?<!-- end -->", lambda _: f"{begin}\n{text}\n<!-- end -->", page, flags=re.S)
 
 
-def _category(name: str) -> Callable[[Result], float]:
-    return lambda result: result.evaluation.by_category[name]
-
-
-def _mean(results: Sequence[Result], value: Callable[[Result], float], form: str) -> str:
-    return form.format(statistics.mean(map(value, results)))
+def _mean(values: Sequence[float], form: str) -> str:
+    return form.format(statistics.mean(values))
 
 
 def _mean_and_each(values: Sequence[float], form: str) -> str:
-    return f"{form.format(statistics.mean(values))} ({', '.join(form.format(value) for value in values)})"
+    return f"{_mean(values, form)} ({', '.join(form.format(value) for value in values)})"
 
 
 def _line(cells: Sequence[str]) -> str:
@@ -111,17 +102,17 @@ def _line(cells: Sequence[str]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tasks", nargs="*", choices=[*SUITES, []], default=[])
+    parser.add_argument("suites", nargs="*", choices=[*SUITES, []], default=[])
     options = parser.parse_args()
     # Only now: matplotlib takes a second, and the tables need none of it.
     from figures import draw
 
     page = PAGE.read_text()
-    for task in options.tasks or [task for task in SUITES if (RESULTS / f"{task}.json").exists()]:
-        results = read_results(task)
-        for name, text in tables(task, results).items():
+    for suite in options.suites or [suite for suite in SUITES if (RESULTS / f"{suite}.json").exists()]:
+        results = read_results(suite)
+        for name, text in tables(suite, results).items():
             page = fill(page, name, text)
-        for figure in draw(task, results, RESULTS):
+        for figure in draw(suite, results, RESULTS):
             print(figure)
     PAGE.write_text(page)
     print(PAGE)

@@ -1,4 +1,4 @@
-"""From the folders of the experiments' runs to numbers, and the files that keep them: ``docs/results/<task>.json``."""
+"""From the folders of the experiments' runs to numbers, and the files that keep them: ``docs/results/<suite>.json``."""
 
 from __future__ import annotations
 
@@ -82,18 +82,18 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
     return [rows[step] for step in sorted(rows)]
 
 
-def write_results(task: str, results: Sequence[Result], folder: Path = RESULTS) -> Path:
-    """Write ``<task>.json``, one run per line, so that a change of one is a change of one line."""
+def write_results(suite: str, results: Sequence[Result], folder: Path = RESULTS) -> Path:
+    """Write ``<suite>.json``, one run per line, so that a change of one is a change of one line."""
     folder.mkdir(parents=True, exist_ok=True)
-    target = folder / f"{task}.json"
+    target = folder / f"{suite}.json"
     lines = ",\n".join(json.dumps(dataclasses.asdict(result)) for result in results)
     target.write_text(f"[\n{lines}\n]\n")
     return target
 
 
-def read_results(task: str, folder: Path = RESULTS) -> list[Result]:
+def read_results(suite: str, folder: Path = RESULTS) -> list[Result]:
     """What `write_results` wrote."""
-    rows = json.loads((folder / f"{task}.json").read_text())
+    rows = json.loads((folder / f"{suite}.json").read_text())
     return [Result(**row | {"evaluation": Evaluation(**row["evaluation"])}) for row in rows]
 
 

@@ -1,9 +1,9 @@
-"""Runs the experiments of a task, what is missing of them, and writes down what came out.
+"""Runs a suite of experiments, what is missing of it, and writes down what came out.
 
     python scripts/experiments/run.py textcraft --jobs 2
 
 Every run has its folder under ``--out``; what is done is not done again, and what was stopped goes on. ``docs/results/
-<task>.json`` gets the numbers, `report.py` makes figures and tables of them. ``--only grpo --seeds 0`` takes a part,
+<suite>.json`` gets the numbers, `report.py` makes figures and tables of them. ``--only grpo --seeds 0`` takes a part,
 ``--list`` prints the commands. Processes use one thread each; ``--jobs`` of them run at a time.
 """
 
@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from results import collect, write_results
-from suites import SEEDS, SUITES, WARM_UP, Run, runs
+from suites import SUITES, WARM_UP, Run, runs
 
 PROJECT = Path(__file__).resolve().parents[2]
 DONE_FILE, LOG_FILE, COMMANDS_FILE = "done.json", "log.txt", "commands.sh"
@@ -109,17 +109,17 @@ def perform_all(chosen: Sequence[Run], url: str, jobs: int) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("task", choices=SUITES)
+    parser.add_argument("suite", choices=SUITES)
     parser.add_argument("--out", type=Path, default=Path("saves/experiments"), help="below the project's root")
-    parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[], help="default: all of the suite")
     parser.add_argument("--only", nargs="+", default=[], help="names of runs; their warm-up is made, too")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time, one thread each")
     parser.add_argument("--list", action="store_true", help="print the commands and end")
     options = parser.parse_args()
 
     os.chdir(PROJECT)
-    suite, out = SUITES[options.task], options.out / options.task
-    planned = runs(suite, out, options.seeds)
+    suite, out = SUITES[options.suite], options.out / options.suite
+    planned = runs(suite, out, options.seeds or suite.seeds)
     unknown = set(options.only) - {run.name for run in planned}
     if unknown:
         parser.error(f"--only: no run named {', '.join(sorted(unknown))}; there are {', '.join(_names(planned))}")
@@ -131,10 +131,10 @@ def main() -> int:
         return 0
 
     out.mkdir(parents=True, exist_ok=True)
-    with server(options.task, out) as url:
+    with server(suite.task, out) as url:
         failures = perform_all(chosen, url, options.jobs)
-    finished = [run for run in runs(suite, out, options.seeds) if (run.folder / DONE_FILE).exists()]
-    print(f"results: {write_results(options.task, [collect(run) for run in finished])}")
+    finished = [run for run in runs(suite, out, suite.seeds) if (run.folder / DONE_FILE).exists()]
+    print(f"results: {write_results(options.suite, [collect(run) for run in finished])}")
     return 1 if failures else 0
 
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-SEEDS = (0, 1, 2)
 WARM_UP = "warm-up"
 """The run that all others of a seed start from."""
 
@@ -75,12 +74,17 @@ class Suite:
     response_length: int
     prepare: tuple[tuple[str, ...], ...]
     """Commands that make ``{data}/train.json``, ``{data}/eval``, ``{data}/demonstrations.jsonl`` and ``{base}``."""
-    algorithms: tuple[str, ...]
+    algorithms: tuple[str, ...] = ()
     """Estimators beside GRPO, each trained with the growing horizon."""
     horizons: tuple[str, ...] = ("short", "long")
     """Fixed horizons to compare with the growing one."""
     on_data: bool = True
     """Also DPO, AgentEvol, and supervised training for as long as AgentEvol's."""
+    warm_up_rate: float = 2e-3
+    warm_up_batch: int = 16
+    frozen: tuple[str, ...] = ()
+    """Weights that stay as they are, by name."""
+    seeds: tuple[int, ...] = (0, 1, 2)
 
 
 PYTHON = "python"
@@ -148,10 +152,44 @@ BABYAI = Suite(
     algorithms=("gae",),
 )
 
-SUITES = {suite.task: suite for suite in (TEXTCRAFT, BABYAI)}
+SMOLLM2 = Suite(
+    task="textcraft",
+    agent="act",
+    long=8,
+    stages=(3, 5, 8),
+    steps=30,
+    items_per_step=4,
+    group=8,
+    learning_rate=2e-5,
+    warm_up_steps=24,
+    samples=4,
+    test_freq=10,
+    val_samples=1,
+    max_tokens=32,
+    prompt_length=1024,
+    response_length=1024,
+    prepare=(
+        (PYTHON, "examples/quickstart/pick_items.py", "--depths", "1", "--out", "{data}"),
+        (
+            *("agentgym-rl", "demonstrate", "textcraft", "--items", "{data}/train.json"),
+            *("--out", "{data}/demonstrations.jsonl", "--agent", "act"),
+        ),
+        (PYTHON, "scripts/smollm2.py", "--out", "{base}"),
+    ),
+    horizons=(),
+    on_data=False,
+    warm_up_rate=1e-4,
+    warm_up_batch=8,
+    # The upper third learns; through the rest no gradient has to pass.
+    frozen=("model.embed_tokens.*", "model.layers.?.*", "model.layers.1?.*"),
+    seeds=(0,),
+)
+
+SUITES = {"textcraft": TEXTCRAFT, "babyai": BABYAI, "smollm2": SMOLLM2}
+"""By the name of their results."""
 
 
-def runs(suite: Suite, out: Path, seeds: Sequence[int] = SEEDS) -> list[Run]:
+def runs(suite: Suite, out: Path, seeds: Sequence[int]) -> list[Run]:
     """All runs of a suite, those that others need first."""
     return [warm_up(suite, out, seed) for seed in seeds] + [
         run for seed in seeds for run in (*_on_rollouts(suite, out, seed), *_on_data(suite, out, seed))
@@ -169,7 +207,7 @@ def warm_up(suite: Suite, out: Path, seed: int) -> Run:
         folder,
         (
             *prepare,
-            _sft(folder, folder / "base", suite.warm_up_steps, 2e-3, folder, seed),
+            _sft(suite, folder, folder / "base", suite.warm_up_steps, suite.warm_up_rate, folder, seed),
             _evaluate(suite, folder, seed),
         ),
         folder / "eval",
@@ -218,6 +256,7 @@ def _rl(suite: Suite, out: Path, seed: int, name: str, estimator: str, schedule:
         "trainer.token_values=none",
         "trainer.logger=[jsonl]",
         *(("critic.optim.lr=1e-3",) if estimator == "gae" else ()),
+        *_frozen(suite, "actor_rollout_ref.model"),
     ]
     model = folder / "rl" / f"global_step_{suite.steps}" / "actor" / "huggingface"
     train = Command(Kind.TRAIN, (*MAIN, "verl.agent_trainer.main_ppo", *keys, *LOCAL))
@@ -277,6 +316,7 @@ def _agentevol(suite: Suite, out: Path, seed: int) -> Run:
         ),
         *(f"algorithm.iterations={EVOL_ITERATIONS}", f"data.base_file={start / 'data' / 'demonstrations.jsonl'}"),
         *(f"data.train_file={start / 'data' / 'train.json'}", "data.train_batch_size=16", f"data.seed={seed}"),
+        *(f"data.val_file={start / 'data' / 'eval'}", "rollout.val_kwargs.n=1"),
         *("optim.lr=5e-4", "rollout.n=4", f"trainer.total_training_steps={EVOL_STEPS}"),
         *(f"trainer.default_local_dir={folder / 'agentevol'}", f"trainer.seed={seed}", *_play(suite), *LOCAL),
     )
@@ -288,19 +328,22 @@ def _agentevol(suite: Suite, out: Path, seed: int) -> Run:
 def _more_sft(suite: Suite, out: Path, seed: int) -> Run:
     """As many further steps on demonstrations alone as AgentEvol makes, at its learning rate: its control."""
     folder, start = _folder(out, seed, "more sft"), _folder(out, seed, WARM_UP)
-    train = _sft(folder, start / "sft" / "huggingface", EVOL_ITERATIONS * EVOL_STEPS, 5e-4, start, seed)
+    train = _sft(suite, folder, start / "sft" / "huggingface", EVOL_ITERATIONS * EVOL_STEPS, 5e-4, start, seed)
     return Run("more sft", seed, folder, (train, _evaluate(suite, folder, seed)), folder / "eval")
 
 
-def _sft(folder: Path, model: Path, steps: int, learning_rate: float, start: Path, seed: int) -> Command:
+def _sft(suite: Suite, folder: Path, model: Path, steps: int, learning_rate: float, start: Path, seed: int) -> Command:
     return Command(
         Kind.TRAIN,
         (
             *(*MAIN, "verl.agent_trainer.main_sft", f"model.path={model}"),
-            *(f"data.train_file={start / 'data' / 'demonstrations.jsonl'}", "data.train_batch_size=16"),
-            *(f"data.seed={seed}", f"optim.lr={learning_rate}", "optim.lr_warmup_steps=30"),
+            *(
+                f"data.train_file={start / 'data' / 'demonstrations.jsonl'}",
+                f"data.train_batch_size={suite.warm_up_batch}",
+            ),
+            *(f"data.seed={seed}", f"optim.lr={learning_rate}", f"optim.lr_warmup_steps={min(30, steps // 8)}"),
             *(f"trainer.total_training_steps={steps}", f"trainer.default_local_dir={folder / 'sft'}"),
-            *(f"trainer.seed={seed}", "trainer.log_freq=50", *LOCAL),
+            *(f"trainer.seed={seed}", "trainer.log_freq=50", *_frozen(suite, "model"), *LOCAL),
         ),
     )
 
@@ -325,6 +368,10 @@ def _play(suite: Suite) -> tuple[str, ...]:
         *(f"agentgym.max_rounds={suite.long}", *_lengths(suite), f"rollout.max_tokens={suite.max_tokens}"),
         f"rollout.max_model_len={suite.prompt_length + suite.response_length}",
     )
+
+
+def _frozen(suite: Suite, model: str) -> tuple[str, ...]:
+    return (f"{model}.freeze=[{','.join(suite.frozen)}]",) if suite.frozen else ()
 
 
 def _lengths(suite: Suite) -> tuple[str, ...]:
