@@ -341,7 +341,7 @@ def _sft(suite: Suite, folder: Path, model: Path, steps: int, learning_rate: flo
                 f"data.train_file={start / 'data' / 'demonstrations.jsonl'}",
                 f"data.train_batch_size={suite.warm_up_batch}",
             ),
-            *(f"data.seed={seed}", f"optim.lr={learning_rate}", f"optim.lr_warmup_steps={min(30, steps // 8)}"),
+            *(f"data.seed={seed}", f"optim.lr={learning_rate}", f"optim.lr_warmup_steps={min(30, steps // 4)}"),
             *(f"trainer.total_training_steps={steps}", f"trainer.default_local_dir={folder / 'sft'}"),
             *(f"trainer.seed={seed}", "trainer.log_freq=50", *_frozen(suite, "model"), *LOCAL),
         ),
