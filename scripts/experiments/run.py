@@ -14,11 +14,13 @@ import contextlib
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from results import collect, write_results
@@ -33,6 +35,41 @@ SERVER_START_S = 60.0
 
 class RunFailedError(RuntimeError):
     """A command of a run ended with another status than 0."""
+
+
+class Programs:
+    """The programs that run, so that a stop of the runner stops them, too: they save what they can."""
+
+    def __init__(self) -> None:
+        self._running: set[subprocess.Popen[bytes]] = set()
+        self._lock = threading.Lock()
+        self._stopped = False
+
+    def timed(self, argv: Sequence[str], log: Path) -> tuple[float, float]:
+        """Run a program to its end, its output at the end of ``log``; seconds by the clock and of the CPU.
+
+        Raises `RunFailedError` for another status than 0.
+        """
+        began = time.monotonic()
+        with open(log, "a") as output, self._lock:
+            if self._stopped:
+                raise RunFailedError("stopped before it began")
+            process = subprocess.Popen(argv, env=environment(), stdout=output, stderr=output)
+            self._running.add(process)
+        _, status, usage = os.wait4(process.pid, 0)
+        with self._lock:
+            process.returncode = os.waitstatus_to_exitcode(status)
+            self._running.discard(process)
+        if process.returncode:
+            raise RunFailedError(f"status {process.returncode}: {shlex.join(argv)}\nwhat it said: {log}")
+        return time.monotonic() - began, usage.ru_utime + usage.ru_stime
+
+    def stop(self) -> None:
+        """Ask all to end, and let no other begin."""
+        with self._lock:
+            self._stopped = True
+            for process in self._running:
+                process.terminate()
 
 
 @contextlib.contextmanager
@@ -61,7 +98,7 @@ def environment() -> dict[str, str]:
     return os.environ | ONE_THREAD | QUIET | {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
 
 
-def perform(run: Run, url: str) -> None:
+def perform(run: Run, url: str, programs: Programs) -> None:
     """Run the commands of ``run`` and note their times; nothing where that is done. Raises `RunFailedError`.
 
     A command that finished before the run was stopped is not run again; the programs go on where they were stopped.
@@ -73,38 +110,36 @@ def perform(run: Run, url: str) -> None:
     (run.folder / COMMANDS_FILE).write_text("".join(shlex.join(command.argv) + "\n" for command in run.commands))
     times = json.loads(times_file.read_text()) if times_file.exists() else []
     for command in run.commands[len(times) :]:
-        wall_s, cpu_s = timed([part.replace("{url}", url) for part in command.argv], run.folder / LOG_FILE)
+        wall_s, cpu_s = programs.timed([part.replace("{url}", url) for part in command.argv], run.folder / LOG_FILE)
         times.append({"kind": command.kind, "wall_s": round(wall_s, 1), "cpu_s": round(cpu_s, 1)})
         times_file.write_text(json.dumps(times))
     done_file.write_text(json.dumps(times))
 
 
-def timed(argv: Sequence[str], log: Path) -> tuple[float, float]:
-    """Run a program to its end, its output at the end of ``log``; seconds by the clock and of the CPU."""
-    began = time.monotonic()
-    with open(log, "a") as output:
-        process = subprocess.Popen(argv, env=environment(), stdout=output, stderr=output)
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise RunFailedError(f"status {process.returncode}: {shlex.join(argv)}\nwhat it said: {log}")
-    return time.monotonic() - began, usage.ru_utime + usage.ru_stime
-
-
 def perform_all(chosen: Sequence[Run], url: str, jobs: int) -> list[str]:
     """Run all of ``chosen``, warm-ups first, ``jobs`` at a time; what failed, of which nothing else depends."""
-    failures = []
+    failures, programs = [], Programs()
     for part in ([run for run in chosen if run.name == WARM_UP], [run for run in chosen if run.name != WARM_UP]):
         with ThreadPoolExecutor(jobs) as pool:
-            pending = [(run, pool.submit(perform, run, url)) for run in part]
-            for run, future in pending:
-                try:
-                    future.result()
-                    print(f"{time.strftime('%H:%M:%S')} done: {run.name}, seed {run.seed}", flush=True)
-                except RunFailedError as error:
-                    failures.append(f"{run.name}, seed {run.seed}: {error}")
-                    print(f"FAILED {failures[-1]}", flush=True)
+            pending = [(run, pool.submit(perform, run, url, programs)) for run in part]
+            try:
+                failures += [failure for run, future in pending if (failure := _outcome(run, future))]
+            except (SystemExit, KeyboardInterrupt):
+                programs.stop()
+                raise
     return failures
+
+
+def _outcome(run: Run, future: Future[None]) -> str:
+    """Wait for a run, and say what came of it; why it failed, if it did."""
+    name = f"{run.name}, seed {run.seed}"
+    try:
+        future.result()
+    except RunFailedError as error:
+        print(f"FAILED {name}: {error}", flush=True)
+        return f"{name}: {error}"
+    print(f"{time.strftime('%H:%M:%S')} done: {name}", flush=True)
+    return ""
 
 
 def main() -> int:
@@ -117,6 +152,7 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="print the commands and end")
     options = parser.parse_args()
 
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     os.chdir(PROJECT)
     suite, out = SUITES[options.suite], options.out / options.suite
     planned = runs(suite, out, options.seeds or suite.seeds)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 
@@ -91,14 +93,30 @@ def test_a_run_that_was_stopped_goes_on_with_the_command_that_was_not_finished(l
     def planned(second: str):
         return suites.Run("grpo", 0, tmp_path / "run", (command(f"{note}('1')"), command(second)), tmp_path)
 
+    programs = run.Programs()
     with pytest.raises(run.RunFailedError, match=r"status 3: .*\n.*log.txt"):
-        run.perform(planned("print('why'); raise SystemExit(3)"), "http://unused")
+        run.perform(planned("print('why'); raise SystemExit(3)"), "http://unused", programs)
     assert (tmp_path / "run" / "log.txt").read_text() == "why\n"
     assert not (tmp_path / "run" / "done.json").exists()
-    run.perform(planned(f"{note}('{{url}}')"), "2")
-    run.perform(planned("raise SystemExit(3)"), "2")  # done: nothing runs
+    run.perform(planned(f"{note}('{{url}}')"), "2", programs)
+    run.perform(planned("raise SystemExit(3)"), "2", programs)  # done: nothing runs
     assert marks.read_text() == "12"
     assert [row["kind"] for row in json.loads((tmp_path / "run" / "done.json").read_text())] == ["train", "train"]
+
+
+def test_a_stop_of_the_runner_ends_its_programs_and_begins_no_other(load, tmp_path: Path) -> None:
+    run = load["run"]
+    programs, ready = run.Programs(), tmp_path / "ready"
+    waits = f"open({str(ready)!r}, 'w').close(); import time; time.sleep(600)"
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(programs.timed, [sys.executable, "-c", waits], tmp_path / "log")
+        while not ready.exists():
+            time.sleep(0.01)
+        programs.stop()
+        with pytest.raises(run.RunFailedError, match="status -15"):
+            waiting.result()
+    with pytest.raises(run.RunFailedError, match="stopped before it began"):
+        programs.timed([sys.executable, "-c", "raise SystemExit(0)"], tmp_path / "log")
 
 
 def result(load, name: str, seed: int, avg: float, steps: int = 0):
