@@ -46,10 +46,10 @@ def _problem(folder: Path) -> str:
     if said != step:
         return f"its trainer.json is of step {said}"
     state, exported = shards(folder), exported_weights(folder)
-    if state["schedule"]["num_updates"] > step:
-        return f"{state['schedule']['num_updates']} updates in {step} steps"
+    if state["schedule"]["num_updates"] != step:
+        return f"{state['schedule']['num_updates']} updates in {step} steps, each of which makes one"
     for name, tensor in exported.items():
-        trained = state["model"].get(name)
+        trained = state["model"].get(f"model.{name}")
         if trained is None or not torch.equal(trained, tensor):
             return f"{name} is not the same in shards and export"
     return ""

@@ -83,7 +83,7 @@ class Conductor:
             self.servers,
             self.training,
             self.disk,
-            lambda: self.ledger.num_calls,
+            lambda: self.ledger.num_steps,
             folder / "faults.jsonl",
         )
         self._furthest = 0

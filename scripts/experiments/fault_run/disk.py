@@ -1,8 +1,8 @@
 """A disk of the run's own that can be made full at any moment.
 
 As root it is a small file system in memory, which is made smaller than what it is to hold: every write then fails with
-ENOSPC. Elsewhere no file of the training processes may grow beyond some kilobytes, and longer writes fail with EFBIG: the
-same kind of error, under another number.
+ENOSPC. Elsewhere no file of the training processes may grow beyond some kilobytes, and longer writes fail with EFBIG:
+the same kind of error, under another number.
 """
 
 from __future__ import annotations

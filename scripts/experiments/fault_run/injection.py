@@ -31,6 +31,8 @@ _BAD = (
 )
 _ENV_KINDS = tuple(kind for kind in FaultKind if not kind.strikes_run)
 _RUN_KINDS = tuple(kind for kind in FaultKind if kind.strikes_run)
+_EARLY_SHARE, _EARLY_S = 0.15, 20.0
+"""Starts of training that are struck within so many seconds, most likely before they have begun to play."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ class Injector:
         progress: Callable[[], int],
         record: Path,
     ) -> None:
-        """``progress`` counts the calls that servers have answered; ``record`` gets a line for each fault."""
+        """``progress`` counts the steps that servers have executed; ``record`` gets a line for each fault."""
         self._plan, self._servers, self._training, self._disk = plan, servers, training, disk
         self._progress, self._record = progress, record
         self._dice = random.Random(plan.seed)
@@ -92,14 +94,16 @@ class Injector:
         if now >= self._next_env:
             self._begin(self._dice.choice(_ENV_KINDS))
             self._next_env = now + self._gap(self._plan.env_gap_s)
-        if self._is_under_way() and self._next_run is not None and now >= self._next_run:
+        self._note_progress()
+        if self._training.is_running and self._next_run is not None and now >= self._next_run:
             self._begin(self._dice.choice(_RUN_KINDS))
             self._next_run = None
 
     def training_started(self) -> None:
-        """Training begins anew: nothing has come of it yet."""
+        """Training begins anew: nothing has come of it yet. Now and then it is struck before anything does."""
         self._progress_at_start = self._progress()
-        self._next_run = None
+        is_early = not self._plan.faults and self._dice.random() < _EARLY_SHARE
+        self._next_run = time.monotonic() + self._dice.uniform(0, _EARLY_S) if is_early else None
 
     def end_all(self) -> None:
         """Let everything be sound again."""
@@ -111,8 +115,8 @@ class Injector:
     def _gap(self, mean_s: float) -> float:
         return self._dice.expovariate(1 / mean_s)
 
-    def _is_under_way(self) -> bool:
-        """True once the present start of training has played; from then the next fault of the run itself is due."""
+    def _note_progress(self) -> bool:
+        """True once the present start of training has played; then the next fault of the run itself becomes due."""
         if not self._training.is_running or self._progress() == self._progress_at_start:
             return False
         if self._next_run is None:
@@ -121,7 +125,7 @@ class Injector:
 
     def _begin_given(self) -> None:
         """The next one in the list, when training plays and the last one is over."""
-        if self._given and not self._ends and self._is_under_way():
+        if self._given and not self._ends and self._note_progress():
             kind = self._given[0]
             due = self._next_run if kind.strikes_run else self._next_env
             if due is not None and time.monotonic() >= due and self._begin(kind):
@@ -152,11 +156,11 @@ class Injector:
                 )
             case FaultKind.SLOW_NETWORK:
                 most_s = 1.5 * self._plan.request_timeout_s
-                return self._change_weather(kind, Weather(_SLOW, 0.2, (0.05, most_s)))
+                return self._change_weather(kind, Weather(_SLOW, 0.25, (0.05, most_s)))
             case FaultKind.BROKEN_NETWORK:
-                return self._change_weather(kind, Weather(_CUT, 0.1))
+                return self._change_weather(kind, Weather(_CUT, 0.15))
             case FaultKind.BAD_ANSWERS:
-                return self._change_weather(kind, Weather(_BAD, 0.1))
+                return self._change_weather(kind, Weather(_BAD, 0.15))
             case FaultKind.WORKER_KILLED:
                 return self._strike_worker(kind, signal.SIGKILL, None)
             case FaultKind.WORKER_PAUSED:
@@ -242,7 +246,7 @@ class Injector:
     def _fill_disk(self, kind: FaultKind) -> bool:
         if "disk" in self._busy:
             return False
-        room_bytes, lasts_s = self._dice.randrange(0, 400_000), self._dice.uniform(2, 12)
+        room_bytes, lasts_s = self._dice.randrange(0, 400_000), self._dice.uniform(*self._plan.disk_full_s)
         self._disk.fill(self._processes(), room_bytes=room_bytes)
         self._until(lasts_s, lambda: self._disk.free(self._processes()), ["disk"])
         self._note(kind, f"{room_bytes} bytes of room", lasts_s)

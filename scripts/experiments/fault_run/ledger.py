@@ -18,10 +18,10 @@ class Ledger:
     """Appends a line for each call that a server answered; for any number of threads."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("a", encoding="utf-8")
+        self._file = path.open("a", encoding="utf-8", buffering=1)
         self._lock = Lock()
-        self.num_calls = 0
-        """Lines written so far."""
+        self.num_calls = self.num_steps = 0
+        """Lines written so far, and those of them that tell of a step in an episode."""
 
     def write(self, server: str, life: int, request_id: str, path: str, fields: Any, status: int, answer: Any) -> None:
         """``life``: how often the server has been started; handles of different lives have nothing in common."""
@@ -30,6 +30,7 @@ class Ledger:
         with self._lock:
             self._file.write(line)
             self.num_calls += 1
+            self.num_steps += path == "/step"
 
     def close(self) -> None:
         self._file.close()

@@ -47,14 +47,16 @@ class RunPlan:
     faults: tuple[FaultKind, ...] = ()
     """Those to inject once each, in this order, before the run may end; where there are none, random ones are drawn
     until the time is over."""
-    env_gap_s: float = 8.0
+    env_gap_s: float = 5.0
     """Mean time between two faults of servers and network."""
-    run_gap_s: float = 45.0
+    run_gap_s: float = 60.0
     """Mean time between the first progress of a training process and the next fault of the run itself."""
+    disk_full_s: tuple[float, float] = (5.0, 25.0)
+    """Shortest and longest time for which the disk is full."""
     items_per_task: int = 24
-    warm_up_steps: int = 150
+    warm_up_steps: int = 60
     items_per_step: int = 8
-    samples: int = 4
+    samples: int = 6
     save_freq: int = 3
     request_timeout_s: float = 4.0
     trajectory_timeout_s: float = 25.0

@@ -9,12 +9,11 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from fault_run.plan import RunPlan
-
 from agentgym_rl.data.conversations import Conversation, write_conversations
 from agentgym_rl.data.demonstrations import demonstrate
 from agentgym_rl.envs.registry import get_spec
 from agentgym_rl.types import Item
+from fault_run.plan import RunPlan
 
 ROOT = Path(__file__).resolve().parents[3]
 TASKS = ("textcraft", "babyai")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from typing import Any
 
 from fault_run.conduct import Outcome
@@ -106,10 +107,8 @@ def how_ended(ending: Ending) -> str:
 
 def trained_again(endings: Iterable[Ending]) -> int:
     """Steps that a start had behind it and the next one, from an earlier checkpoint, made once more."""
-    endings = list(endings)
-    pairs = zip(endings, endings[1:], strict=False)
     # A start that came to nothing leaves the metrics as they were.
-    return sum(max(0, before.last_step - after.resumed_after) for before, after in pairs if after.last_step)
+    return sum(max(0, before.last_step - after.resumed_after) for before, after in pairwise(endings) if after.last_step)
 
 
 _REASONS = {

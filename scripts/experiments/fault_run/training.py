@@ -168,6 +168,8 @@ class Training:
             "actor_rollout_ref.agentgym.max_retries=5",
             f"actor_rollout_ref.model.path={inputs.model}",
             "actor_rollout_ref.actor.optim.lr=1e-4",
+            # Every step makes an update, also one whose groups are alike.
+            "actor_rollout_ref.actor.entropy_coeff=0.02",
             f"actor_rollout_ref.actor.ppo_mini_batch_size={plan.items_per_step}",
             f"actor_rollout_ref.rollout.n={plan.samples}",
             "actor_rollout_ref.rollout.max_tokens=24",

@@ -15,11 +15,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from agentgym_rl.envs.registry import get_spec
 from fault_run.ledger import Episode, Executed, LedgerContents
 from fault_run.plan import RunPlan
 from fault_run.prepare import TASKS
-
-from agentgym_rl.envs.registry import get_spec
 
 _FAULTS = ("env_error", "engine_error", "deadline")
 _NO_ACTION = "No action found."
@@ -150,7 +149,7 @@ def _is_same(turn: Mapping[str, Any], step: Executed) -> bool:
     return turn["observation"] == step.observation and turn["done"] == step.done and asked in said
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def replay(task: str, index: int, opening: str, steps: tuple[Executed, ...]) -> str:
     """Where a fresh environment of this process does otherwise than the server did; empty where it does the same."""
     environment = get_spec(task).environment()
