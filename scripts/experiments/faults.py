@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 from pathlib import Path
 
@@ -27,6 +28,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=30.0, help="of training, all starts together")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # ends all that was started
     plan = RunPlan(seed=options.seed, training_s=60 * options.minutes, least_steps=1)
     report = as_json(Conductor(plan, options.out.resolve()).run())
     (options.out / "report.json").write_text(json.dumps(report, indent=1) + "\n")

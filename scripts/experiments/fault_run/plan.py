@@ -49,7 +49,7 @@ class RunPlan:
     until the time is over."""
     env_gap_s: float = 5.0
     """Mean time between two faults of servers and network."""
-    run_gap_s: float = 60.0
+    run_gap_s: float = 75.0
     """Mean time between the first progress of a training process and the next fault of the run itself."""
     disk_full_s: tuple[float, float] = (5.0, 25.0)
     """Shortest and longest time for which the disk is full."""
