@@ -2,9 +2,9 @@
 
 ``python scripts/experiments/cluster_measure.py --model MODEL --train-file ITEMS --out FOLDER``
 
-All run in this process, on one thread, one size after the other and the list again; ``FOLDER/<size>`` holds trajectories
-and ``metrics.jsonl`` as any run does, except that ``timing_s/...`` are seconds of this process's CPU: other programs on
-the machine change them little. Environments run in a server, whose CPU time is not among them.
+All run in this process, on one thread, one size after the other and the list again; ``FOLDER/<repeat>/<size>`` holds
+trajectories and ``metrics.jsonl`` as any run does, except that ``timing_s/...`` are seconds of this process's CPU.
+Other programs on the machine change these less than the clock on the wall. Environments run in a server of their own.
 """
 
 from __future__ import annotations

@@ -62,8 +62,8 @@ DEVICES: Mapping[str, Device] = {
 PCIe x16 of generation 4 and 5. Nothing of this was measured here."""
 
 NETWORKS: Mapping[str, float] = {"8x400G": 400e9, "8x200G": 200e9, "1x100G": 12.5e9}
-"""Bytes per second that leave a machine of 8 devices: NICs x their rate. A DGX H100 has 8 NICs of 400 Gb/s for its GPUs,
-a DGX A100 8 of 200 Gb/s (NVIDIA's user guides); the last is a machine with ordinary Ethernet."""
+"""Bytes per second that leave a machine of 8 devices: NICs x their rate. A DGX H100 has 8 NICs of 400 Gb/s for its
+GPUs, a DGX A100 8 of 200 Gb/s (NVIDIA's user guides); the last is a machine with ordinary Ethernet."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,10 @@ class Assumptions:
     """What no data sheet tells. Shares are of published peaks; each is varied by 2 in the sensitivity table."""
 
     training_share: float = 0.45
-    """Of peak FLOP/s, in training passes; recomputed activations count as work."""
+    """Of peak FLOP/s, in training passes apart from attention; recomputed activations count as work."""
+    attention_share: float = 0.35
+    """Of peak FLOP/s, in attention of training passes: of FlashAttention-2 on an H100 (Shah et al. 2024,
+    https://arxiv.org/abs/2407.08608)."""
     engine_share: float = 0.5
     """Of peak FLOP/s, in the engine."""
     memory_share: float = 0.7
@@ -94,8 +97,6 @@ class Assumptions:
     """Of a micro-batch's forward pass, of the backward pass as well: launches that computing does not hide."""
     sequence_s: float = 0.0
     """Of each sequence in such a pass."""
-    sampled_token_s: float = 0.0
-    """Of each sampled token in such a pass: loss and statistics, beyond the output layer's operations."""
     update_s: float = 0.02
     """Of an optimizer step, beside moving the optimizer's state."""
     driver_token_s: float = 1e-6
@@ -240,10 +241,13 @@ class EngineCost:
     def iteration_s(self, tokens: float, rows: int, pairs: float, context: float) -> float:
         """One iteration over ``tokens`` new tokens that samples in ``rows`` sequences; ``pairs`` counts what the new
         tokens look at, ``context`` the cached tokens that are read."""
-        operations = tokens * self.token_flops + pairs * self.pair_flops + rows * self.head_flops
+        operations = self.operations(tokens, rows, pairs)
         moved = self.weight_bytes + context * self.cache_bytes
         communication = self.communication_s + tokens * self.communication_token_s
         return self.fixed_s + self.row_s * rows + max(operations / self.flops, moved / self.bandwidth) + communication
+
+    def operations(self, tokens: float, rows: float, pairs: float) -> float:
+        return tokens * self.token_flops + pairs * self.pair_flops + rows * self.head_flops
 
     def decode_ends(self, rows: int, context: float, steps: int) -> np.ndarray:
         """When each of ``steps`` iterations ends in which ``rows`` sequences get a token each, counted from their
@@ -303,6 +307,46 @@ class Links:
 
 
 @dataclass(frozen=True)
+class Work:
+    """What one device computes at once: operations of the forward pass."""
+
+    flops: float
+    """Apart from attention."""
+    attention_flops: float
+    num_sequences: int
+
+    @classmethod
+    def of(cls, size: ModelSize, lengths: Sequence[int], prefix: int, num_sampled: int) -> Work:
+        """Of sequences whose first ``prefix`` tokens are computed once."""
+        flops = size.forward_flops(lengths, num_sampled)
+        attention = _attention_flops(size, lengths)
+        if prefix:
+            spared = len(lengths) - 1
+            flops -= spared * size.forward_flops([prefix], 0)
+            attention -= spared * _attention_flops(size, [prefix])
+        return cls(flops - attention, attention, len(lengths))
+
+    def __add__(self, other: Work) -> Work:
+        return Work(
+            self.flops + other.flops,
+            self.attention_flops + other.attention_flops,
+            self.num_sequences + other.num_sequences,
+        )
+
+    @property
+    def all_flops(self) -> float:
+        return self.flops + self.attention_flops
+
+
+NO_WORK = Work(0.0, 0.0, 0)
+
+
+def _attention_flops(size: ModelSize, lengths: Sequence[int]) -> float:
+    """The part of `ModelSize.forward_flops`."""
+    return 2.0 * size.num_layers * size.attention_width * sum(length**2 for length in lengths)
+
+
+@dataclass(frozen=True)
 class TrainingCost:
     """Passes of an FSDP model: each micro-batch gathers every layer, and in training again, and scatters gradients."""
 
@@ -310,6 +354,8 @@ class TrainingCost:
     size: ModelSize
     links: Links
     flops: float
+    attention_flops: float
+    """That attention does per second."""
     memory_bandwidth: float
     assumed: Assumptions
     recomputes: bool
@@ -322,18 +368,23 @@ class TrainingCost:
             model_size(shape),
             Links.of(cluster, assumed),
             cluster.device.peak_flops * assumed.training_share,
+            cluster.device.peak_flops * assumed.attention_share,
             cluster.device.memory_bandwidth * assumed.memory_share,
             assumed,
             recomputes,
         )
 
-    def compute_s(self, flops: float, num_sequences: int, num_sampled: int, *, trains: bool) -> float:
-        """One device's work on a micro-batch whose forward pass takes ``flops``; 0 without any sequence."""
-        if not num_sequences:
+    def compute_s(self, work: Work, *, trains: bool) -> float:
+        """One device's work on a micro-batch; 0 without any sequence."""
+        if not work.num_sequences:
             return 0.0
-        assumed, times = self.assumed, (4.0 if self.recomputes else 3.0) if trains else 1.0
-        fixed = assumed.pass_s + assumed.sequence_s * num_sequences + assumed.sampled_token_s * num_sampled
-        return times * flops / self.flops + (2.0 if trains else 1.0) * fixed
+        fixed = self.assumed.pass_s + self.assumed.sequence_s * work.num_sequences
+        computing = work.flops / self.flops + work.attention_flops / self.attention_flops
+        return self.times(trains=trains) * computing + (2.0 if trains else 1.0) * fixed
+
+    def times(self, *, trains: bool) -> float:
+        """What a micro-batch costs, in forward passes."""
+        return (4.0 if self.recomputes else 3.0) if trains else 1.0
 
     def communication_s(self, *, trains: bool) -> tuple[float, float]:
         """Of a micro-batch: what runs beside computing, and what nothing hides.
@@ -369,12 +420,6 @@ def training_bytes(shape: ModelShape, num_devices: int) -> float:
     shard = 4 * FLOAT32 * shape.num_weights / num_devices
     gathered = BF16 * (shape.head_weights + 2 * shape.layer_weights)
     return 9 / 8 * (shard + gathered) + _ACTIVATION_BYTES
-
-
-def shared_flops(size: ModelSize, lengths: Sequence[int], prefix: int, num_sampled: int) -> float:
-    """Of a forward pass over sequences whose first ``prefix`` tokens are computed once."""
-    whole = size.forward_flops(lengths, num_sampled)
-    return whole - (len(lengths) - 1) * size.forward_flops([prefix], 0) if prefix else whole
 
 
 # -------------------------------------------------------------------------------------------------- between the phases

@@ -1,7 +1,7 @@
 """One rollout as discrete events: workers that take trajectories, environments that answer, engines that batch turns.
 
-Who gets which trajectory is decided by the framework's own `HandOut`. An engine goes from one change of its batch to the
-next in one event, so that the cost follows turns, not tokens.
+Who gets which trajectory is decided by the framework's own `HandOut`. An engine goes from one change of its batch to
+the next in one event, so that the cost follows turns, not tokens.
 """
 
 from __future__ import annotations
@@ -91,6 +91,12 @@ class RolloutResult:
     """Of each engine, with at least one turn in it that it works on."""
     finished_s: tuple[float, ...]
     """When each trajectory ended, in their order."""
+    passes: int
+    """Through the engines' models."""
+    rows: int
+    """Sequences that were sampled in, over all passes."""
+    flops: float
+    """Of all passes."""
     prefilled: int
     """Prompt tokens that engines computed."""
     decoded: int
@@ -139,6 +145,8 @@ class _Cache:
     def __init__(self, capacity: float) -> None:
         self._capacity, self._used = capacity, 0
         self._own: OrderedDict[int, int] = OrderedDict()
+        """The one that was used least recently first."""
+        self._uids: dict[int, str] = {}
         self._busy: set[int] = set()
         self.prompts: dict[str, int] = {}
         self.evictions = 0
@@ -146,34 +154,43 @@ class _Cache:
     def cached(self, trajectory: int) -> int:
         return self._own.get(trajectory, 0)
 
-    def take(self, trajectory: int, tokens: int) -> bool:
-        """Make room for so many tokens of a trajectory's own, at the cost of those that rest; False where none is."""
-        more = tokens - self.cached(trajectory)
-        for other in list(self._own):
-            if self._used + more <= self._capacity:
-                break
-            if other not in self._busy and other != trajectory:
-                self.drop(other)
-                self.evictions += 1
+    def take(self, trajectory: int, uid: str, own: int, prompt: int) -> bool:
+        """Make room for so many tokens of a trajectory's own and for its prompt, at the cost of those that rest; False
+        where there is none."""
+        more = own - self.cached(trajectory) + (0 if uid in self.prompts else prompt)
+        if self._used + more > self._capacity:
+            self._evict(more, keep=trajectory, uid=uid)
         if self._used + more > self._capacity:
             return False
         self._used += more
-        self._own[trajectory] = tokens
+        self._own[trajectory], self._uids[trajectory] = own, uid
         self._own.move_to_end(trajectory)
         self._busy.add(trajectory)
+        self.prompts.setdefault(uid, prompt)
         return True
+
+    def _evict(self, more: int, *, keep: int, uid: str) -> None:
+        """Let go of what rests until there is room for ``more`` tokens, and of prompts whose whole group has gone."""
+        self._forget_prompts(uid)
+        for other in list(self._own):
+            if self._used + more <= self._capacity:
+                return
+            if other not in self._busy and other != keep:
+                self.drop(other)
+                self.evictions += 1
+                self._forget_prompts(uid)
+
+    def _forget_prompts(self, keep: str) -> None:
+        for uid in self.prompts.keys() - set(self._uids.values()) - {keep}:
+            self._used -= self.prompts.pop(uid)
 
     def rest(self, trajectory: int) -> None:
         self._busy.discard(trajectory)
 
     def drop(self, trajectory: int) -> None:
         self._busy.discard(trajectory)
+        self._uids.pop(trajectory, None)
         self._used -= self._own.pop(trajectory, 0)
-
-    def keep_prompt(self, uid: str, tokens: int) -> None:
-        if uid not in self.prompts:
-            self.prompts[uid] = tokens
-            self._used += tokens
 
 
 class Engine:
@@ -183,7 +200,8 @@ class Engine:
         self._clock, self._cost, self._rules, self._reuses = clock, cost, rules, design.prefix_reuse
         self.cache = _Cache(cost.cache_tokens)
         self.busy_s = 0.0
-        self.prefilled = self.decoded = 0
+        self.prefilled = self.decoded = self.passes = self.rows = 0
+        self.flops = 0.0
         self._waiting: deque[_Turn] = deque()
         self._prefilling: deque[_Turn] = deque()
         self._ends: list[tuple[int, int, _Turn]] = []
@@ -223,7 +241,7 @@ class Engine:
 
     def _begin(self) -> None:
         self._is_woken = False
-        if not self._owes_decode:
+        if not (self._owes_decode and self._ends):
             self._admit()
         if self._prefilling:
             self._prefill()
@@ -257,18 +275,16 @@ class Engine:
         return self._reuses and turn.uid in self._prompts_on_their_way
 
     def _take(self, turn: _Turn) -> bool:
-        own = turn.context - turn.prompt if self._reuses else turn.context
-        cached = self.cache.cached(turn.trajectory)
-        if not self.cache.take(turn.trajectory, own + turn.sampled):
+        prompt = turn.prompt if self._reuses else 0
+        own, cached = turn.context - prompt, self.cache.cached(turn.trajectory)
+        is_first = prompt > 0 and turn.uid not in self.cache.prompts
+        if not self.cache.take(turn.trajectory, turn.uid, own + turn.sampled, prompt):
             return False
-        if not self._reuses:
-            turn.new = turn.context
-        else:
-            # The last token that was sampled has been passed through no layer yet.
-            turn.new = own - cached + (1 if cached else 0)
-            if turn.uid not in self.cache.prompts:
-                turn.new += turn.prompt
-                self._prompts_on_their_way.add(turn.uid)
+        # The last token that was sampled has been passed through no layer yet.
+        turn.new = own - cached + (1 if cached else 0)
+        if is_first:
+            turn.new += prompt
+            self._prompts_on_their_way.add(turn.uid)
         # The next token follows from the last one, which is computed in any case.
         turn.new = max(turn.new, 1)
         self._prefilling.append(turn)
@@ -279,7 +295,7 @@ class Engine:
         mixes = self._rules.mixes
         tokens, pairs, context, done = 0, 0.0, 0.0, []
         room = max(self._rules.token_budget - (len(self._ends) if mixes else 0), 1)
-        passes = set()
+        kinds = set()
         while self._prefilling and room > 0:
             turn = self._prefilling[0]
             chunk = min(turn.new, room) if mixes else turn.new
@@ -287,7 +303,7 @@ class Engine:
             tokens, room = tokens + chunk, room - chunk
             pairs += chunk * seen + chunk * (chunk + 1) / 2
             context += seen
-            passes.add(chunk.bit_length() // 2)
+            kinds.add(chunk.bit_length() // 2)
             turn.new -= chunk
             if turn.new:
                 break
@@ -298,16 +314,16 @@ class Engine:
             tokens, pairs, context = tokens + len(self._ends), pairs + self._context, context + self._context
         seconds = self._cost.iteration_s(tokens, rows, pairs, context)
         # The hf engine passes prompts of very different lengths one kind after the other.
-        seconds += 0.0 if mixes else (len(passes) - 1) * self._cost.fixed_s
+        num_passes = 1 if mixes else len(kinds)
+        seconds += (num_passes - 1) * self._cost.fixed_s
+        self._count(num_passes, rows, self._cost.operations(tokens, rows, pairs))
         self._work(seconds, lambda: self._prefilled(done, decodes=mixes))
 
     def _prefilled(self, done: list[_Turn], *, decodes: bool) -> None:
         if decodes:
             self._advance(1)
         for turn in done:
-            if self._reuses:
-                self.cache.keep_prompt(turn.uid, turn.prompt)
-                self._prompts_on_their_way.discard(turn.uid)
+            self._prompts_on_their_way.discard(turn.uid)
             self.decoded += 1
             self._context += turn.context + 1
             heapq.heappush(self._ends, (self._iteration + turn.sampled - 1, next(self._numbers), turn))
@@ -320,7 +336,7 @@ class Engine:
         ends = self._cost.decode_ends(len(self._ends), self._context, steps)
         self._plan = self._clock.now + self._debt_s + ends
         self._plan_number += 1
-        self._schedule_plan(steps, self._plan[-1])
+        self._schedule_plan(steps, float(self._plan[-1]))
 
     def _cut_plan(self) -> None:
         """Let the stretch of decoding end with the iteration that is on."""
@@ -329,7 +345,7 @@ class Engine:
         if steps < len(self._plan):
             self._plan = self._plan[:steps]
             self._plan_number += 1
-            self._schedule_plan(steps, self._plan[-1], again=True)
+            self._schedule_plan(steps, float(self._plan[-1]), again=True)
 
     def _schedule_plan(self, steps: int, end: float, *, again: bool = False) -> None:
         if not again:
@@ -342,6 +358,9 @@ class Engine:
         self._plan = None
         self.busy_s += self._clock.now - self._began
         self._is_working = self._owes_decode = False
+        tokens = steps * len(self._ends)
+        pairs = steps * self._context + len(self._ends) * steps * (steps - 1) / 2
+        self._count(steps, tokens, self._cost.operations(tokens, tokens, pairs))
         self._advance(steps)
         self._retire()
         self._go_on()
@@ -356,6 +375,11 @@ class Engine:
             then()
 
         self._clock.at(self._clock.now + seconds, finish)
+
+    def _count(self, passes: int, rows: int, flops: float) -> None:
+        self.passes += passes
+        self.rows += rows
+        self.flops += flops
 
     def _advance(self, steps: int) -> None:
         self._iteration += steps
@@ -441,6 +465,9 @@ class Rollout:
             duration_s=max(self._finished, default=0.0),
             busy_s=tuple(worker.engine.busy_s for worker in workers),
             finished_s=tuple(self._finished),
+            passes=sum(worker.engine.passes for worker in workers),
+            rows=sum(worker.engine.rows for worker in workers),
+            flops=sum(worker.engine.flops for worker in workers),
             prefilled=sum(worker.engine.prefilled for worker in workers),
             decoded=sum(worker.engine.decoded for worker in workers),
             env_wait_s=self._servers.wait_s,

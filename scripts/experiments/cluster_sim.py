@@ -18,7 +18,8 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -108,8 +109,8 @@ class Study:
     """None: ``scripts`` of a real run."""
     scripts: Sequence[TrajectoryScript] = ()
     tensor_parallel: int = 1
-    design: Design = Design()
-    assumed: Assumptions = Assumptions()
+    design: Design = field(default_factory=Design)
+    assumed: Assumptions = field(default_factory=Assumptions)
 
     def case(self, name: str, *, gpus: int, horizon: int, larger: int = 1) -> Case:
         """``larger`` times the items, in mini-batches that are larger by as much."""
@@ -227,42 +228,38 @@ def sensitivities(study: Study, base: Case) -> list[Sensitivity]:
 
 def _knobs(study: Study, base: Case) -> Iterator[tuple[str, float, Callable[[float], Case]]]:
     """Name, value, and the base with that value times a factor."""
-    scenario = base.scenario
-
-    def with_scenario(**changes: Any) -> Case:
-        return replace(base, scenario=replace(scenario, **changes))
-
-    for field in dataclasses.fields(Assumptions):
-        name, value = field.name, getattr(scenario.assumed, field.name)
-        if value:
-            yield name, value, lambda factor, name=name: with_scenario(assumed=scenario.assumed.scaled(name, factor))
-    cluster, device = scenario.cluster, scenario.cluster.device
+    assumed, cluster = base.scenario.assumed, base.scenario.cluster
+    for name in (each.name for each in dataclasses.fields(Assumptions)):
+        if getattr(assumed, name):
+            yield name, getattr(assumed, name), partial(_with_assumption, base, name)
     for name in ("peak_flops", "memory_bandwidth", "link_bandwidth", "host_bandwidth"):
-        value = getattr(device, name)
-        yield (
-            f"device {name}",
-            value,
-            lambda factor, name=name, value=value: with_scenario(
-                cluster=replace(cluster, device=replace(device, **{name: value * factor}))
-            ),
-        )
+        yield f"device {name}", getattr(cluster.device, name), partial(_with_device, base, name)
     if cluster.num_nodes > 1:
-        yield (
-            "network node_bandwidth",
-            cluster.node_bandwidth,
-            lambda factor: with_scenario(cluster=replace(cluster, node_bandwidth=cluster.node_bandwidth * factor)),
-        )
+        yield "network node_bandwidth", cluster.node_bandwidth, partial(_with_network, base)
     if study.profile is not None:
-        profile = study.profile
         for name in ("prompt", "sampled", "observed", "natural_turns", "env_s", "env_sigma"):
-            value = getattr(profile, name)
-            yield (
-                f"task {name}",
-                value,
-                lambda factor, name=name, value=value: study.with_profile(
-                    base, replace(profile, **{name: value * factor})
-                ),
-            )
+            yield f"task {name}", getattr(study.profile, name), partial(_with_statistic, study, base, name)
+
+
+def _with_assumption(base: Case, name: str, factor: float) -> Case:
+    return replace(base, scenario=replace(base.scenario, assumed=base.scenario.assumed.scaled(name, factor)))
+
+
+def _with_device(base: Case, name: str, factor: float) -> Case:
+    cluster = base.scenario.cluster
+    device = replace(cluster.device, **{name: getattr(cluster.device, name) * factor})
+    return replace(base, scenario=replace(base.scenario, cluster=replace(cluster, device=device)))
+
+
+def _with_network(base: Case, factor: float) -> Case:
+    cluster = base.scenario.cluster
+    cluster = replace(cluster, node_bandwidth=cluster.node_bandwidth * factor)
+    return replace(base, scenario=replace(base.scenario, cluster=cluster))
+
+
+def _with_statistic(study: Study, base: Case, name: str, factor: float) -> Case:
+    assert study.profile is not None
+    return study.with_profile(base, replace(study.profile, **{name: getattr(study.profile, name) * factor}))
 
 
 # ------------------------------------------------------------------------------------------------------------- report
@@ -341,17 +338,7 @@ class Report:
     def _scaling_tables(self) -> Iterator[str]:
         columns = ["horizon", "cluster", "trajectories", *(f"{group} s" for group in PHASE_GROUPS)]
         columns += ["step s", "floor s", "tokens/s", "MFU", "GPUs idle", "GPU hours, 1,000 steps"]
-        rows = []
-        for result in self.scaling:
-            numbers = result.numbers()
-            rows.append(
-                [str(result.horizon), result.name, str(result.trajectories)]
-                + [_seconds(numbers[f"{group}_s"]) for group in PHASE_GROUPS]
-                + [_seconds(numbers["step_s"]), _seconds(numbers["floor_s"]), f"{numbers['tokens_per_s']:,.0f}"]
-                + [_percent(numbers["mfu"]), _percent(numbers["idle_share"])]
-                + [f"{numbers['gpu_hours_per_1000_steps']:,.0f}"]
-            )
-        yield _table(columns, rows)
+        yield _table(columns, [scaling_cells(result) for result in self.scaling])
         small, large = self.study.gpus
         yield _table(
             ["horizon", f"tokens/s per GPU, {large} over {small}: same batch", f"batch x {self.study.growth}"],
@@ -386,6 +373,23 @@ class Report:
             )
 
 
+def scaling_cells(result: Result) -> list[str]:
+    """A row of the first table."""
+    numbers = result.numbers()
+    return [
+        *(str(result.horizon), result.name, str(result.trajectories)),
+        *(_seconds(numbers[f"{group}_s"]) for group in PHASE_GROUPS),
+        *(_seconds(numbers["step_s"]), _seconds(numbers["floor_s"]), f"{numbers['tokens_per_s']:,.0f}"),
+        *(_percent(numbers["mfu"]), _percent(numbers["idle_share"])),
+        f"{numbers['gpu_hours_per_1000_steps']:,.0f}",
+    ]
+
+
+def line(cells: Sequence[str]) -> str:
+    """Of a table."""
+    return "| " + " | ".join(cells) + " |"
+
+
 def _seconds(value: float) -> str:
     return f"{value:.1f}" if value >= 0.95 else f"{value:.2f}"
 
@@ -395,8 +399,7 @@ def _percent(share: float) -> str:
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return "\n".join(line(cells) for cells in (columns, ["---"] * len(columns), *rows))
 
 
 def write_docs(page: Path, tables: str) -> None:

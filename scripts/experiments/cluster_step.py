@@ -8,15 +8,16 @@ from dataclasses import dataclass, field
 from cluster_model import (
     BF16,
     FLOAT32,
+    NO_WORK,
     Assumptions,
     Cluster,
     Design,
     EngineCost,
     TrainingCost,
+    Work,
     cache_tokens,
     model_size,
     save_s,
-    shared_flops,
     sleep_s,
     sync_s,
     training_bytes,
@@ -26,6 +27,7 @@ from cluster_rollout import EngineRules, EnvServers, Rollout, RolloutResult, Tra
 from verl.models.shapes import ModelShape
 from verl.utils.balancing import balanced_partition, pack
 from verl.utils.families import Family
+from verl.utils.flops import ModelSize
 
 _LEAST_SHARED = 16
 """As `verl.utils.families`: fewer tokens in common are not worth sharing."""
@@ -219,15 +221,6 @@ def _update(scripts: Sequence[TrajectoryScript], passes: Passes, recipe: Recipe)
 
 
 @dataclass(frozen=True)
-class _MicroBatch:
-    """What one device computes at once."""
-
-    flops: float
-    num_sequences: int
-    num_sampled: int
-
-
-@dataclass(frozen=True)
 class Passes:
     """Passes over a batch that is shared out over devices, as the framework's workers make them."""
 
@@ -238,16 +231,18 @@ class Passes:
 
     def run(self, scripts: Sequence[TrajectoryScript], *, trains: bool) -> Phase:
         """All devices go through their micro-batches side by side; those without one wait for the others."""
-        ranks = [self._micro_batches([scripts[index] for index in share]) for share in self._shares(scripts)]
+        ranks = self.micro_batches(scripts)
         seconds = busy = 0.0
         for number in range(max(map(len, ranks))):
-            times = [
-                self.cost.compute_s(part.flops, part.num_sequences, part.num_sampled, trains=trains)
-                for part in (rank[number] for rank in ranks if number < len(rank))
-            ]
+            works = (rank[number] for rank in ranks if number < len(rank))
+            times = [self.cost.compute_s(work, trains=trains) for work in works]
             seconds += self.cost.micro_batch_s(max(times), trains=trains)
             busy += sum(times) / self.num_devices
         return Phase(seconds, busy)
+
+    def micro_batches(self, scripts: Sequence[TrajectoryScript]) -> list[list[Work]]:
+        """Of each device."""
+        return [self._micro_batches([scripts[index] for index in share]) for share in self._shares(scripts)]
 
     def _shares(self, scripts: Sequence[TrajectoryScript]) -> list[list[int]]:
         """As `verl.utils.families.balanced_shares`: groups together where the busiest device has less to do then."""
@@ -262,7 +257,7 @@ class Passes:
             return alone
         return [sorted(index for place in part for index in families[place].members) for part in together]
 
-    def _micro_batches(self, scripts: Sequence[TrajectoryScript]) -> list[_MicroBatch]:
+    def _micro_batches(self, scripts: Sequence[TrajectoryScript]) -> list[Work]:
         lengths = [script.num_tokens for script in scripts]
         if not self.design.packing:
             return self._padded(scripts, lengths)
@@ -271,27 +266,24 @@ class Passes:
         packs = pack([family.cost(lengths) for family in families], max_tokens=self.max_tokens)
         return [self._packed(scripts, lengths, [families[place] for place in part]) for part in packs]
 
-    def _packed(
-        self, scripts: Sequence[TrajectoryScript], lengths: Sequence[int], families: Iterable[Family]
-    ) -> _MicroBatch:
-        flops, members = 0.0, []
-        for family in families:
-            members += family.members
-            own = [lengths[member] for member in family.members]
-            sampled = sum(scripts[member].num_sampled for member in family.members)
-            flops += shared_flops(self.cost.size, own, family.prefix, sampled)
-        return _MicroBatch(flops, len(members), sum(scripts[member].num_sampled for member in members))
+    def _packed(self, scripts: Sequence[TrajectoryScript], lengths: Sequence[int], families: Iterable[Family]) -> Work:
+        return sum((family_work(self.cost.size, scripts, lengths, family) for family in families), NO_WORK)
 
-    def _padded(self, scripts: Sequence[TrajectoryScript], lengths: Sequence[int]) -> list[_MicroBatch]:
+    def _padded(self, scripts: Sequence[TrajectoryScript], lengths: Sequence[int]) -> list[Work]:
         """Rows in their order, as many as the token budget holds, each as long as the longest of the share."""
         longest = max(lengths, default=0)
         rows = max(self.max_tokens // max(longest, 1), 1)
         parts = [scripts[start : start + rows] for start in range(0, len(scripts), rows)]
-        sampled = [sum(script.num_sampled for script in part) for part in parts]
         return [
-            _MicroBatch(self.cost.size.forward_flops([longest] * len(part), count), len(part), count)
-            for part, count in zip(parts, sampled, strict=True)
+            Work.of(self.cost.size, [longest] * len(part), 0, sum(script.num_sampled for script in part))
+            for part in parts
         ]
+
+
+def family_work(size: ModelSize, scripts: Sequence[TrajectoryScript], lengths: Sequence[int], family: Family) -> Work:
+    """Of a family's forward pass."""
+    sampled = sum(scripts[member].num_sampled for member in family.members)
+    return Work.of(size, [lengths[member] for member in family.members], family.prefix, sampled)
 
 
 def find_families(scripts: Sequence[TrajectoryScript], lengths: Sequence[int], max_tokens: int | None) -> list[Family]:
@@ -357,12 +349,4 @@ def _least_flops(scripts: Sequence[TrajectoryScript], scenario: Scenario) -> flo
     lengths = [script.num_tokens for script in scripts]
     shared = scenario.design.prefix_sharing or scenario.design.prefix_reuse
     families = find_families(scripts, lengths, None) if shared else singles(len(lengths))
-    return sum(
-        shared_flops(
-            size,
-            [lengths[member] for member in family.members],
-            family.prefix,
-            sum(scripts[member].num_sampled for member in family.members),
-        )
-        for family in families
-    )
+    return sum(family_work(size, scripts, lengths, family).all_flops for family in families)
