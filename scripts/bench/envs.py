@@ -2,8 +2,7 @@
 
     python scripts/bench/envs.py [textcraft workers ...] [--clients 64] [--seconds 5]
 
-Server and load run on cores of their own where the machine has two. Each part prints its figures, what is wanted, and
-whether it is reached; the exit status is 1 when something is not.
+Server and load run on cores of their own where the machine has two.
 """
 
 from __future__ import annotations
@@ -18,15 +17,17 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+import bench
 import psutil
 import requests
 import uvloop
+from bench import Result
 
 from agentgym_rl.envs.benching import memory_bytes, served
 
@@ -42,25 +43,6 @@ class Options:
 
     clients: int
     seconds: float
-
-
-@dataclass(frozen=True)
-class Target:
-    """A figure and what is wanted of it."""
-
-    name: str
-    value: float
-    wanted: float
-    at_least: bool = True
-
-    @property
-    def reached(self) -> bool:
-        return self.value >= self.wanted if self.at_least else self.value <= self.wanted
-
-    def __str__(self) -> str:
-        relation = "at least" if self.at_least else "at most"
-        verdict = "reached" if self.reached else "MISSED"
-        return f"{self.name:64} {self.value:8.2f}   wanted {relation} {self.wanted:g}: {verdict}"
 
 
 # ---------------------------------------------------------------------------------------------------------------- load
@@ -233,7 +215,7 @@ def _wait_until_it_answers(url: str, process: subprocess.Popen[bytes]) -> None:
 # ---------------------------------------------------------------------------------------------------------- TextCraft
 
 
-def bench_textcraft(options: Options) -> list[Target]:
+def bench_textcraft(options: Options) -> Iterator[Result]:
     """Steps over HTTP against an empty FastAPI endpoint, batches against single calls, a thousand sessions."""
     single, batched, empty = 0.0, 0.0, 0.0
     with served("textcraft") as (url, pid), baseline() as empty_url:
@@ -246,13 +228,19 @@ def bench_textcraft(options: Options) -> list[Target]:
             empty = max(empty, requests_per_second(empty_url, nothing, options.seconds))
             single = max(single, requests_per_second(url, steps, options.seconds))
             batched = max(batched, 32 * requests_per_second(url, batches, options.seconds))
-    print(f"TextCraft, {options.clients} clients: {single:.0f} calls/s; in batches of 32 {batched:.0f}")
-    print(f"empty FastAPI endpoint: {empty:.0f} calls/s")
-    return [
-        Target("TextCraft calls/s over those of an empty FastAPI endpoint", single / empty, 1.2),
-        Target("TextCraft calls/s in batches of 32 over single ones", batched / single, 5),
-        many_sessions("textcraft", options, max_kb=50),
-    ]
+    yield Result(
+        "fastapi",
+        f"TextCraft calls/s, {options.clients} clients, over those of an empty FastAPI endpoint",
+        single / empty,
+        "x",
+        1.2,
+        at_least=True,
+        note=f"{single:,.0f} against {empty:,.0f} calls/s",
+    )
+    yield Result(
+        "batches", "TextCraft calls/s in batches of 32 over single ones", batched / single, "x", 5, at_least=True
+    )
+    yield many_sessions("textcraft", "TextCraft", max_kb=50)
 
 
 def _episodes(url: str, clients: int) -> list[_Calls]:
@@ -275,7 +263,7 @@ def _batch_calls(episode: _Calls, count: int) -> list[dict[str, Any]]:
     return [{"path": f"/{path}", "body": fields} for path, fields in repeated]
 
 
-def many_sessions(task: str, options: Options, *, count: int = 1000, max_kb: float) -> Target:
+def many_sessions(task: str, title: str, *, count: int = 1000, max_kb: float) -> Result:
     """Memory of a session when ``count`` live in one server process; each is created, reset, stepped and closed."""
     from agentgym_rl.client.connection import Connection
     from agentgym_rl.envs.registry import get_spec
@@ -299,11 +287,18 @@ def many_sessions(task: str, options: Options, *, count: int = 1000, max_kb: flo
         left = connection.get("health").content["sessions"]
         connection.close()
     assert left == 0, f"{left} sessions are left"
-    print(f"{task}: {count} sessions created, reset, stepped and closed in {time.perf_counter() - start:.1f} s")
-    return Target(f"{task}: kB per session, {count} live in one process", grown_kb, max_kb, at_least=False)
+    seconds = time.perf_counter() - start
+    return Result(
+        f"{task}_memory",
+        f"{title}: memory of a session, {count:,} live in one process",
+        grown_kb,
+        "kB",
+        max_kb,
+        note=f"all created, reset, stepped and closed in {seconds:.1f} s",
+    )
 
 
-def bench_workers(options: Options) -> list[Target]:
+def bench_workers(options: Options) -> Iterator[Result]:
     """TextCraft with two worker processes against one, nothing pinned: clients and servers share all cores."""
     with served("textcraft") as one, served("textcraft", ["--workers", "2"]) as two:
         calls = [
@@ -316,11 +311,13 @@ def bench_workers(options: Options) -> list[Target]:
             rate = requests_per_second(url, calls, options.seconds, pinned=False)
             runs[number].append((rate, 1e6 * (_cpu_s(pid) - before) / (rate * (options.seconds + _WARMUP_S))))
     (rate, cpu), (rate_of_two, cpu_of_two) = map(max, runs)
-    print(
-        f"TextCraft, {options.clients} clients, {os.cpu_count()} cores: one worker {rate:.0f} calls/s, {cpu:.0f} us of "
-        f"CPU each; two {rate_of_two:.0f}, {cpu_of_two:.0f} us; {rate_of_two / rate:.2f} times as many"
+    yield Result(
+        "workers",
+        "TextCraft calls/s with two server processes over one, clients on the same cores",
+        rate_of_two / rate,
+        "x",
+        note=f"{rate_of_two:,.0f} against {rate:,.0f} calls/s, {cpu_of_two:.0f} and {cpu:.0f} us of the CPU each",
     )
-    return []
 
 
 def _cpu_s(pid: int) -> float:
@@ -329,12 +326,12 @@ def _cpu_s(pid: int) -> float:
     return sum(sum(each.cpu_times()[:2]) for each in (process, *process.children(recursive=True)))
 
 
-def bench_babyai(options: Options) -> list[Target]:
+def bench_babyai(options: Options) -> Iterator[Result]:
     """A thousand sessions."""
-    return [many_sessions("babyai", options, max_kb=100)]
+    yield many_sessions("babyai", "BabyAI", max_kb=100)
 
 
-def bench_webarena(options: Options) -> list[Target]:
+def bench_webarena(options: Options) -> Iterator[Result]:
     """Steps per second and memory of 1, 4 and 8 sessions on the small sites, which share a browser."""
     from agentgym_rl.envs.benching import load
     from agentgym_rl.envs.registry import get_spec
@@ -348,16 +345,15 @@ def bench_webarena(options: Options) -> list[Target]:
             shared_mb = (memory_bytes(pid) - alone) / 1e6
             result = load(spec, url, clients=clients, seconds=options.seconds, pid=pid)
         assert result.bytes_per_session is not None
-        print(
-            f"webarena: {clients} sessions: {result.steps_per_s:.1f} steps/s, {result.bytes_per_session / 1e6:.0f} MB "
-            f"per session, {shared_mb:.0f} MB for the process and browser that they share"
-        )
         for call in result.calls:
             print(f"    {call.name:8} p50 {1000 * call.p50_s:7.0f} ms   p99 {1000 * call.p99_s:7.0f} ms")
-    return []
+        plural = "s" if clients > 1 else ""
+        memory = f"{result.bytes_per_session / 1e6:.0f} MB a session, {shared_mb:.0f} MB shared"
+        what = f"WebArena's small sites, {clients} session{plural}"
+        yield Result(f"webarena_{clients}", what, result.steps_per_s, "steps/s", note=memory)
 
 
-def bench_sciworld(options: Options) -> list[Target]:
+def bench_sciworld(options: Options) -> Iterator[Result]:
     """Steps of gold actions over HTTP against those of the bare package; how long a session takes to begin."""
     from agentgym_rl.client.connection import Connection
     from agentgym_rl.envs.sciworld.environment import SciWorld
@@ -389,11 +385,16 @@ def bench_sciworld(options: Options) -> list[Target]:
         ours = max(_steps_per_s(episodes, play_served) for _ in range(ROUNDS))
         connection.close()
     bare = _bare_sciworld(episodes)
-    print(f"SciWorld, one session: {ours:.1f} steps/s over HTTP, resets included; the bare package {bare:.1f}")
-    return [
-        Target("SciWorld steps/s over HTTP over those of the bare package", ours / bare, 1),
-        Target("SciWorld: ms to begin a session from the pool, slowest of 3", 1000 * max(times), 100, at_least=False),
-    ]
+    yield Result(
+        "sciworld",
+        "SciWorld steps/s over HTTP, one session, over those of the bare package",
+        ours / bare,
+        "x",
+        1,
+        at_least=True,
+        note=f"{ours:.0f} against {bare:.0f} steps/s",
+    )
+    yield Result("sciworld_start", "SciWorld: a session begins, slowest of 3", 1000 * max(times), "ms", 100)
 
 
 _SCIWORLD_ITEMS = (1396, 2936, 3836, 4136, 4168, 4615)
@@ -426,7 +427,7 @@ def _bare_sciworld(episodes: list[_Episode]) -> float:
         bare.close()
 
 
-BENCHES: dict[str, Callable[[Options], list[Target]]] = {
+TASKS: dict[str, Callable[[Options], Iterator[Result]]] = {
     "textcraft": bench_textcraft,
     "workers": bench_workers,
     "babyai": bench_babyai,
@@ -435,22 +436,27 @@ BENCHES: dict[str, Callable[[Options], list[Target]]] = {
 }
 
 
-def main() -> int:
+def measure(arguments: argparse.Namespace) -> Iterator[Result]:
+    options = Options(arguments.clients, arguments.seconds)
+    for task in arguments.tasks or TASKS:
+        yield from TASKS[task](options)
+
+
+def _task(name: str) -> str:
+    if name not in TASKS:
+        raise argparse.ArgumentTypeError(f"no bench for {name}: choose among {', '.join(TASKS)}")
+    return name
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    if arguments is None and sys.argv[1:2] == ["--baseline"]:
+        serve_baseline(int(sys.argv[2]))
+        return 0
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("tasks", nargs="*", metavar="TASK", help=f"default: all of {', '.join(BENCHES)}")
+    parser.add_argument("tasks", nargs="*", type=_task, metavar="TASK", help=f"of {', '.join(TASKS)}; default: all")
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=5.0)
-    parser.add_argument("--baseline", type=int, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.baseline is not None:
-        serve_baseline(arguments.baseline)
-        return 0
-    if unknown := [task for task in arguments.tasks if task not in BENCHES]:
-        parser.error(f"no bench for {', '.join(unknown)}: choose among {', '.join(BENCHES)}")
-    options = Options(arguments.clients, arguments.seconds)
-    targets = [target for task in arguments.tasks or BENCHES for target in BENCHES[task](options)]
-    print(*targets, sep="\n")
-    return 0 if all(target.reached for target in targets) else 1
+    return bench.run("envs", measure, parser, arguments)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Speed of rollouts, everything in one run: a table of what was measured and what is wanted; fails when one is missed.
+"""Speed of rollouts, everything in one run.
 
 * share of the time that the engine has turns to work on, while environments take heavy-tailed times over HTTP; the
   last tenth of the time, when trajectories run out, apart
@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import os
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported; a worker beside others has one as well
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "CRITICAL")  # it calls the end of its process an error
 
 import argparse
@@ -30,7 +28,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import bench
 import torch
+from bench import Result
 from handler_append import append_turn, make_handler
 from toy_chat import make_chat, make_tokenizer
 from toy_engine import InstantEngine
@@ -45,7 +45,7 @@ from agentgym_rl.types import Item, SamplingParams, StepOutput, TokenGenerator, 
 from verl.workers.rollout.engine import Engine
 from verl.workers.rollout.hf_engine import HFEngine
 
-LEAST_BUSY = 0.9
+LEAST_BUSY = 90.0
 MOST_CPU_MS = 2.0
 MOST_TURN_RATIO = 1.2
 """What "the same" may be on a machine that does other things as well."""
@@ -58,20 +58,6 @@ REPEATS = 60
 UPDATES = 5
 ANSWER = "Action: get 1 oak log " * 5
 _numbers = itertools.count()
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One line of the table."""
-
-    name: str
-    measured: str
-    wanted: str = ""
-    met: bool = True
-
-    def __str__(self) -> str:
-        verdict = "" if not self.wanted else "yes" if self.met else "NO"
-        return f"{self.name:<66}{self.measured:>12}{self.wanted:>12}{verdict:>6}"
 
 
 def roll_out(
@@ -138,7 +124,7 @@ async def watched(
     return await task, readings
 
 
-def busy_rows(trajectories: int) -> Iterator[Row]:
+def busy_results(trajectories: int) -> Iterator[Result]:
     chat = make_chat()
     engine = HFEngine(tiny_model(len(make_tokenizer())), max_num_seqs=IN_FLIGHT)
     try:
@@ -152,12 +138,11 @@ def busy_rows(trajectories: int) -> Iterator[Row]:
     bulk = max((r for r in readings if r.at_s <= 0.9 * whole.at_s), key=lambda r: r.at_s)
     tail_share = (whole.busy_s - bulk.busy_s) / (whole.at_s - bulk.at_s)
     steps_s = [turn.env_s for trajectory in made for turn in trajectory.turns]
-    yield Row(f"environment step, {len(steps_s)} of them: median, s", f"{statistics.median(steps_s):.3f}")
-    yield Row("environment step: longest, s", f"{max(steps_s):.3f}")
-    yield Row("engine: sampled tokens per second", f"{usage.num_tokens / whole.at_s:.0f}")
-    share = bulk.busy_s / bulk.at_s
-    yield Row("engine busy, first nine tenths of the time", f"{share:.1%}", f">= {LEAST_BUSY:.0%}", share >= LEAST_BUSY)
-    yield Row("engine busy, last tenth", f"{tail_share:.1%}")
+    tail = f"steps of {statistics.median(steps_s):.2f} s in the median, {max(steps_s):.1f} s at most"
+    what = f"hf engine busy, {trajectories} trajectories, heavy-tailed steps, first nine tenths of the time"
+    yield Result("busy", what, 100 * bulk.busy_s / bulk.at_s, "%", LEAST_BUSY, at_least=True, note=tail)
+    yield Result("busy_tail", "the same in the last tenth, when trajectories run out", 100 * tail_share, "%")
+    yield Result("tokens", "the same: sampled tokens", usage.num_tokens / whole.at_s, "tokens/s")
 
 
 # ------------------------------------------------------------------------------------------------ CPU time per turn
@@ -184,34 +169,39 @@ class LocalClient(ToyClient):
         """Nothing to close."""
 
 
-def cpu_rows(sessions: int, turns: int) -> Iterator[Row]:
+def cpu_results(sessions: int, turns: int) -> Iterator[Result]:
     """Everything that the process does between the start and the end of a rollout counts: sessions are opened, reset
     and closed, observations tokenised, texts decoded."""
     pace = Pace(turns=turns)
     with toy_server(pace) as server:
         over_http = cpu_ms_per_turn(sessions, turns, lambda: ToyClient(server.url, timeout=120))
-    name = f"{sessions} sessions of {turns} turns: CPU of the worker per turn, ms"
-    yield Row(name, f"{over_http:.2f}", f"<= {MOST_CPU_MS:g}", over_http <= MOST_CPU_MS)
+    what = f"{sessions} sessions of {turns} turns over HTTP: CPU time of the worker per turn"
+    yield Result("cpu", what, over_http, "ms", MOST_CPU_MS)
     local = cpu_ms_per_turn(sessions, turns, lambda: LocalClient(pace))
-    yield Row("the same without HTTP: tokens, record, a thread per session", f"{local:.2f}")
+    yield Result("cpu_local", "the same without HTTP: tokens, record, a thread per session", local, "ms")
 
 
 def cpu_ms_per_turn(sessions: int, turns: int, make_client: Callable[[], EnvClient]) -> float:
+    return 1e3 * cpu_seconds(sessions, turns, make_client) / (sessions * turns)
+
+
+def cpu_seconds(sessions: int, turns: int, make_client: Callable[[], EnvClient]) -> float:
+    """CPU time of this process for a rollout of so many concurrent sessions."""
     chat = make_chat()
     rollout = roll_out(InstantEngine(chat), chat, make_client, sessions, sessions)
     start_s = time.process_time()
     made = asyncio.run(rollout)
-    used_ms = 1e3 * (time.process_time() - start_s)
+    used_s = time.process_time() - start_s
     num_turns = sum(len(trajectory.turns) for trajectory in made)
     if num_turns != sessions * turns:
         raise SystemExit(f"{num_turns} turns instead of {sessions * turns}: {made[0].error or made[0]}")
-    return used_ms / num_turns
+    return used_s
 
 
 # ---------------------------------------------------------------------------------------------------- cost of a turn
 
 
-def turn_cost_rows() -> Iterator[Row]:
+def turn_cost_results() -> Iterator[Result]:
     """Tokenising, masking and recording a late turn against an early one, in turns so that noise hits both."""
     chat = make_chat()
     seconds: dict[int, list[float]] = {EARLY_TURN: [], LATE_TURN: []}
@@ -221,10 +211,8 @@ def turn_cost_rows() -> Iterator[Row]:
         for turn, handler in handlers[:: 1 if repeat % 2 else -1]:
             seconds[turn].append(seconds_of_turn(chat, handler))
     early, late = (statistics.median(samples) for samples in seconds.values())
-    ratio = late / early
-    yield Row(f"turn {EARLY_TURN}: tokenise, mask and record, us of CPU", f"{early * 1e6:.0f}")
-    name = f"turn {LATE_TURN} over turn {EARLY_TURN}"
-    yield Row(name, f"{ratio:.2f}", f"<= {MOST_TURN_RATIO:g}", ratio <= MOST_TURN_RATIO)
+    what = f"tokenising, masking and recording turn {LATE_TURN} over turn {EARLY_TURN}"
+    yield Result("turn", what, late / early, "x", MOST_TURN_RATIO, note=f"{late * 1e6:.0f} us of the CPU")
 
 
 def handler_before(chat: ChatTemplate, turn: int) -> RolloutHandler:
@@ -247,9 +235,9 @@ def seconds_of_turn(chat: ChatTemplate, handler: RolloutHandler) -> float:
 # ------------------------------------------------------------------------------------------------------ weight update
 
 
-def weight_update_rows() -> Iterator[Row]:
+def weight_update_results() -> Iterator[Result]:
     if importlib.util.find_spec("vllm") is None:
-        yield Row("weight update into vLLM", "not measured: vllm is not installed")
+        print("weight update into vLLM: not measured, vllm is not installed")
         return
     from verl.config import ModelConfig, RolloutConfig
     from verl.workers.rollout.vllm_engine import VLLMEngine, VLLMPlace
@@ -270,7 +258,15 @@ def weight_update_rows() -> Iterator[Row]:
     count = sum(parameter.numel() for parameter in model.parameters())
     for part in ("gather_s", "transfer_s", "load_s"):
         value = statistics.median(getattr(time, part) for time in times)
-        yield Row(f"weight update into vLLM, {count / 1e6:.2f}M parameters: {part[:-2]}, ms", f"{1e3 * value:.1f}")
+        what = f"weight update into vLLM, {count / 1e6:.2f}M parameters: {part[:-2]}"
+        yield Result(part[:-2], what, 1e3 * value, "ms")
+
+
+def measure(options: argparse.Namespace) -> Iterator[Result]:
+    yield from busy_results(options.trajectories)
+    yield from cpu_results(options.sessions, options.turns)
+    yield from turn_cost_results()
+    yield from weight_update_results()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -278,20 +274,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--trajectories", type=int, default=192, help="for the share of time that the engine is busy")
     parser.add_argument("--sessions", type=int, default=512, help="for the CPU time per turn")
     parser.add_argument("--turns", type=int, default=20, help="for the CPU time per turn")
-    options = parser.parse_args(arguments)
-    parts = (
-        busy_rows(options.trajectories),
-        cpu_rows(options.sessions, options.turns),
-        turn_cost_rows(),
-        weight_update_rows(),
-    )
-    print(f"{'what':<66}{'measured':>12}{'wanted':>12}{'met':>6}")
-    all_met = True
-    for part in parts:
-        for row in part:
-            print(row, flush=True)
-            all_met &= row.met
-    return int(not all_met)
+    return bench.run("rollout", measure, parser, arguments)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 As a training run does, it collects step by step, each in an event loop of its own, and writes trajectory files. One
 item in a hundred breaks its environment (HTTP 500), one in a thousand hangs until its deadline; both are tried twice.
-Fails when more is held at the end of the run than after its first quarter.
+No more may be held at the end of the run than after its first quarter.
 
 ``python scripts/bench/soak.py [--trajectories 20000] [--steps 40] [--concurrency 64]``
 """
@@ -22,8 +22,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import bench
 import psutil
 import requests
+from bench import Result
 from toy_chat import make_chat
 from toy_engine import InstantEngine
 from toy_server import Pace, ToyClient, ToyServer, toy_server
@@ -146,8 +148,8 @@ def run_step(items: Sequence[int], chat: ChatTemplate, url: str, log_file: Path,
         return asyncio.run(rollout)
 
 
-def soak(trajectories: int, steps: int, concurrency: int) -> list[str]:
-    """Run it and print the readings; returns what grew."""
+def soak(trajectories: int, steps: int, concurrency: int) -> tuple[Reading, Reading]:
+    """Run it and print the readings; returns those after the first quarter and at the end."""
     per_step, quarter = trajectories // steps, steps // 4
     pace, chat = Pace(turns=TURNS, fails_every=FAILS_EVERY), make_chat()
     with toy_server(pace) as server, tempfile.TemporaryDirectory() as folder:
@@ -165,18 +167,32 @@ def soak(trajectories: int, steps: int, concurrency: int) -> list[str]:
                 if step % quarter == 0:
                     readings.append(settled_reading(step * per_step, server, readings[0]))
                     print(readings[-1].row(), flush=True)
-        return list(growth(readings[1], readings[-1]))
+        return readings[1], readings[-1]
 
 
-def main() -> int:
+def measure(options: argparse.Namespace) -> Iterator[Result]:
+    before, after = soak(options.trajectories, options.steps, options.concurrency)
+    yield from held_results(options.trajectories, before, after)
+
+
+def held_results(trajectories: int, before: Reading, after: Reading) -> Iterator[Result]:
+    """What ``after`` holds beyond ``before``."""
+    yield Result("sessions", f"{trajectories:,} trajectories with faults: sessions left open", after.sessions, "", 0)
+    for name, old, new in (("worker", before.here, after.here), ("server", before.server, after.server)):
+        threads, handles, memory = (
+            getattr(new, field) - getattr(old, field) for field in ("threads", "handles", "memory_mib")
+        )
+        what = f"the same: threads and file handles more than after the first quarter, {name}"
+        yield Result(f"{name}_handles", what, max(0, threads) + max(0, handles), "", 0)
+        yield Result(f"{name}_memory", f"the same: memory gained, {name}", memory, "MiB", MOST_GROWTH_MIB)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Does anything grow over many short trajectories?")
     parser.add_argument("--trajectories", type=int, default=20_000)
     parser.add_argument("--steps", type=int, default=40, help="rollouts, four or more")
     parser.add_argument("--concurrency", type=int, default=64)
-    options = parser.parse_args()
-    grown = soak(options.trajectories, options.steps, options.concurrency)
-    print(*(grown or ["flat: sessions, threads, file handles and memory"]), sep="\n")
-    return int(bool(grown))
+    return bench.run("soak", measure, parser, arguments)
 
 
 if __name__ == "__main__":

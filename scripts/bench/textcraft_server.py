@@ -14,19 +14,18 @@ import functools
 import itertools
 import json
 import multiprocessing
-import subprocess
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from urllib.parse import urlsplit
 
-import requests
+import bench
+import psutil
+from bench import Result
 
+from agentgym_rl.envs.benching import served
 from agentgym_rl.envs.textcraft.client import TextCraftClient
 from agentgym_rl.envs.textcraft.environment import TextCraft, recipe_book
 from agentgym_rl.envs.textcraft.planner import plan
@@ -128,59 +127,39 @@ def _plans() -> list[list[str]]:
     return [plan(goal) for goal in recipe_book().goals]
 
 
-@contextmanager
-def _server() -> Iterator[str]:
-    with tempfile.TemporaryDirectory() as folder:
-        ready = Path(folder) / "url"
-        command = [
-            sys.executable,
-            "-m",
-            "agentgym_rl.cli",
-            "serve",
-            "textcraft",
-            "--port",
-            "0",
-            "--ready-file",
-            str(ready),
-        ]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        try:
-            while not ready.exists():
-                if process.poll() is not None:
-                    raise SystemExit(f"the server ended with status {process.returncode}")
-                time.sleep(0.05)
-            yield ready.read_text().strip()
-        finally:
-            process.terminate()
-            process.wait()
+def _cpu_s(pid: int) -> float:
+    """CPU time that a process has used."""
+    return sum(psutil.Process(pid).cpu_times()[:2])
 
 
-def _server_cpu_s(url: str) -> float:
-    """CPU time that the server process has used."""
-    values = dict(line.rsplit(" ", 1) for line in requests.get(f"{url}/metrics", timeout=10).text.splitlines())
-    return float(values['agentgym_cpu_seconds_total{environment="textcraft"}'])
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--clients", type=int, default=64)
-    parser.add_argument("--seconds", type=float, default=5.0)
-    options = parser.parse_args()
-
+def measure(options: argparse.Namespace) -> Iterator[Result]:
     in_process = steps_per_second_in_process(options.seconds)
-    print(f"in process                        {in_process:10.0f} steps/s")
-    with _server() as url:
-        for name, load in (("bare sockets", load_by_sockets), ("EnvClient", load_by_clients)):
-            before_s = _server_cpu_s(url)
+    yield Result("in_process", "TextCraft in process", in_process, "steps/s")
+    with served("textcraft") as (url, pid):
+        for name, load, what in (
+            ("sockets", load_by_sockets, "bare sockets"),
+            ("clients", load_by_clients, "`EnvClient`s in one process"),
+        ):
+            before_s = _cpu_s(pid)
             result = load(url, options.clients, options.seconds)
-            cpu_s = _server_cpu_s(url) - before_s
+            cpu_s = _cpu_s(pid) - before_s
             # The rules' own time is taken from the run in process: a clock in the server would count its waiting too.
             outside = 1 - result.steps / in_process / cpu_s
-            print(
-                f"{options.clients} clients over HTTP, {name:12} {result.rate:10.0f} steps/s, "
-                f"{result.steps / cpu_s:.0f} per second of server CPU, {outside:.0%} of it outside the rules"
+            yield Result(
+                name,
+                f"TextCraft over HTTP, {options.clients} {what}",
+                result.rate,
+                "steps/s",
+                note=f"{outside:.0%} of the server's CPU time outside the rules",
             )
 
 
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--seconds", type=float, default=5.0)
+    return bench.run("textcraft_server", measure, parser, arguments)
+
+
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

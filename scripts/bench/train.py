@@ -1,6 +1,6 @@
-"""What the learner costs, as ratios within one run: name, measured, wanted; fails where one is missed.
+"""What the learner costs, as ratios within one run.
 
-``python scripts/bench/train.py [--only packing sharing logits small outside advantages] [--trl-python PYTHON]``
+``python scripts/bench/train.py [--only packing sharing logits small outside] [--trl-python PYTHON]``
 
 * ``packing``: long-tailed lengths (median 500, at most 8,000) packed, against rows padded to the longest: tokens per
   second, after checking that the gradients are the same.
@@ -14,7 +14,6 @@
   CPU time.
 * ``outside``: what a step of the quickstart's size spends outside the model (batches, dispatch, packing, advantages,
   logs), as a share of that and the update; generation, which would make the share smaller, is left out.
-* ``advantages``: see `advantages`.
 
 One thread. Axes: ``B`` sequences, ``T`` tokens, ``S`` loss tokens, ``D`` hidden size.
 """
@@ -31,25 +30,23 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from unittest.mock import patch
 
-from agentgym_rl.threads import limit_threads
+import bench
+import letters
+import numpy as np
+import torch
+from bench import Result
+from plain_loop import PlainLoop
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
-limit_threads(1)
-
-import letters  # noqa: E402 -- torch reads the number of threads when it is imported
-import numpy as np  # noqa: E402
-import torch  # noqa: E402
-from plain_loop import PlainLoop  # noqa: E402
-from transformers import Qwen2Config, Qwen2ForCausalLM  # noqa: E402
-
-from agentgym_rl.rollout.log import TrajectoryLog  # noqa: E402
-from agentgym_rl.rollout.statistics import rollout_metrics  # noqa: E402
-from agentgym_rl.types import (  # noqa: E402
+from agentgym_rl.rollout.log import TrajectoryLog
+from agentgym_rl.rollout.statistics import rollout_metrics
+from agentgym_rl.types import (
     FinishReason,
     Item,
     Message,
@@ -58,40 +55,20 @@ from agentgym_rl.types import (  # noqa: E402
     Trajectory,
     Turn,
 )
-from verl.agent_trainer.loading import load_config, parse_command_line  # noqa: E402
-from verl.config import ActorConfig, AlgorithmConfig, ModelConfig, OptimConfig, PPOConfig  # noqa: E402
-from verl.models.attention import PACKED_ATTENTION  # noqa: E402
-from verl.models.log_probs import token_log_probs  # noqa: E402
-from verl.models.policy import PolicyModule  # noqa: E402
-from verl.protocol import DataProto  # noqa: E402
-from verl.trainer import ppo  # noqa: E402
-from verl.trainer.core_algos import BatchTotals, compute_advantages  # noqa: E402
-from verl.trainer.metrics import advantage_metrics, group_metrics  # noqa: E402
-from verl.trainer.mini_batches import mini_batch_rows, share_mini_batch  # noqa: E402
-from verl.utils.balancing import balanced_partition  # noqa: E402
-from verl.workers.actor import Actor  # noqa: E402
+from verl.agent_trainer.loading import load_config, parse_command_line
+from verl.config import ActorConfig, AlgorithmConfig, ModelConfig, OptimConfig, PPOConfig
+from verl.models.attention import PACKED_ATTENTION
+from verl.models.log_probs import token_log_probs
+from verl.models.policy import PolicyModule
+from verl.protocol import DataProto
+from verl.trainer import ppo
+from verl.trainer.core_algos import BatchTotals, compute_advantages
+from verl.trainer.metrics import advantage_metrics, group_metrics
+from verl.trainer.mini_batches import mini_batch_rows, share_mini_batch
+from verl.utils.balancing import balanced_partition
+from verl.workers.actor import Actor
 
 HERE = Path(__file__).resolve().parent
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of the table."""
-
-    name: str
-    measured: float
-    wanted: float
-    at_least: bool = False
-    unit: str = "x"
-
-    @property
-    def is_met(self) -> bool:
-        return self.measured >= self.wanted if self.at_least else self.measured <= self.wanted
-
-    def __str__(self) -> str:
-        bound = "at least" if self.at_least else "at most"
-        verdict = "" if self.is_met else "   MISSED"
-        return f"{self.name:<66} {self.measured:8.2f} {self.unit:<3} {bound} {self.wanted:g}{verdict}"
 
 
 # ------------------------------------------------------------------------------------------------------------- packing
@@ -99,7 +76,7 @@ class Row:
 MEDIAN, LONGEST, NUM_SEQUENCES = 500, 8000, 16
 
 
-def packing() -> Iterable[Row]:
+def packing() -> Iterator[Result]:
     """Packed rows against padded ones."""
     lengths = long_tail(NUM_SEQUENCES)
     batch = random_batch(lengths, vocab_size=260)
@@ -111,8 +88,9 @@ def packing() -> Iterable[Row]:
     print(
         f"lengths: {sorted(lengths)}: {batch.num_tokens} tokens, {NUM_SEQUENCES * max(lengths)} padded; same gradients"
     )
-    print(f"packed {batch.num_tokens / packed_s:.0f} tokens/s, padded {batch.num_tokens / padded_s:.0f} tokens/s")
-    yield Row("packed over padded training, tokens/s", padded_s / packed_s, 2.5, at_least=True)
+    speeds = f"{batch.num_tokens / packed_s:,.0f} against {batch.num_tokens / padded_s:,.0f} tokens/s"
+    what = "training on packed rows over padded ones, long-tailed lengths, tokens/s"
+    yield Result("packing", what, padded_s / packed_s, "x", 2.5, at_least=True, note=speeds)
 
 
 def assert_same_gradients(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
@@ -197,7 +175,7 @@ def timed(function: Callable[[], dict[str, torch.Tensor]]) -> tuple[float, dict[
 SHARED_GROUPS, PROMPT, OWN_TOKENS = 4, 400, (500, 540, 580, 600, 620, 640, 680, 720)
 
 
-def sharing() -> Iterable[Row]:
+def sharing() -> Iterator[Result]:
     """Groups with a common prompt, which is computed once or for each member."""
     lengths = [PROMPT + own for _ in range(SHARED_GROUPS) for own in OWN_TOKENS]
     batch = random_batch(lengths, vocab_size=260)
@@ -215,8 +193,9 @@ def sharing() -> Iterable[Row]:
             results.append(timed(lambda: gradients(module, lambda module: module(batch)[0].sum())))
     assert_same_gradients(runs[True][0][1], runs[False][0][1])
     shared_s, whole_s = (min(seconds for seconds, _ in results) for results in runs.values())
-    print(f"{batch.num_tokens / shared_s:.0f} tokens/s with prompts shared, {batch.num_tokens / whole_s:.0f} without")
-    yield Row("prompts of groups computed once over each time, tokens/s", whole_s / shared_s, 1.2, at_least=True)
+    what = "training with the prompts of groups computed once over each time, tokens/s"
+    speeds = f"{batch.num_tokens / shared_s:,.0f} against {batch.num_tokens / whole_s:,.0f} tokens/s"
+    yield Result("sharing", what, whole_s / shared_s, "x", 1.2, at_least=True, note=speeds)
 
 
 # -------------------------------------------------------------------------------------------------------------- logits
@@ -224,7 +203,7 @@ def sharing() -> Iterable[Row]:
 LOGIT_TOKENS, LOGIT_WORDS, LOGIT_SIZE, LOGIT_REPEATS = 8000, 50_000, 128, 3
 
 
-def logits() -> Iterable[Row]:
+def logits() -> Iterator[Result]:
     """Log-probs in chunks against all logits at once, each in a process of its own, in turn."""
     runs: dict[str, list[dict[str, float]]] = {"chunks": [], "whole": []}
     for _ in range(LOGIT_REPEATS):
@@ -232,10 +211,11 @@ def logits() -> Iterable[Row]:
             results.append(json.loads(run_python(sys.executable, HERE / "train.py", "--logits", way)))
     seconds = {way: min(each["seconds"] for each in results) for way, results in runs.items()}
     memory = {way: max(each["mib"] for each in results) for way, results in runs.items()}
-    print(f"log-probs in chunks: {memory['chunks']:.0f} MiB, {seconds['chunks']:.2f} s")
-    print(f"all logits at once: {memory['whole']:.0f} MiB, {seconds['whole']:.2f} s")
-    yield Row("log-probs in chunks over all at once, peak memory", memory["chunks"] / memory["whole"], 1 / 8)
-    yield Row("log-probs in chunks over all at once, time", seconds["chunks"] / seconds["whole"], 1.1)
+    what = f"log-probs of {LOGIT_TOKENS:,} tokens, {LOGIT_WORDS:,} words, in chunks over all at once"
+    sizes = f"{memory['chunks']:,.0f} against {memory['whole']:,.0f} MiB"
+    yield Result("logits_memory", f"{what}: peak memory", memory["chunks"] / memory["whole"], "x", 1 / 8, note=sizes)
+    times = f"{seconds['chunks']:.2f} against {seconds['whole']:.2f} s"
+    yield Result("logits_time", "the same: time", seconds["chunks"] / seconds["whole"], "x", 1.1, note=times)
 
 
 @torch.no_grad()
@@ -246,6 +226,7 @@ def measure_logits(way: str) -> dict[str, float]:
     head_VD = torch.randn(LOGIT_WORDS, LOGIT_SIZE, generator=generator)
     ids_S = torch.randint(0, LOGIT_WORDS, (LOGIT_TOKENS,), generator=generator)
     token_log_probs(hidden_SD[:8], head_VD, ids_S[:8])
+    forget_peak()
     before, start = peak_mib(), time.perf_counter()
     if way == "chunks":
         log_probs_S, _ = token_log_probs(hidden_SD, head_VD, ids_S)
@@ -257,15 +238,26 @@ def measure_logits(way: str) -> dict[str, float]:
 
 
 def peak_mib() -> float:
+    """Most memory that this process has held. Linux hands the resource usage of a parent on, but not this."""
+    status = Path("/proc/self/status")
+    if status.exists():
+        [line] = [line for line in status.read_text().splitlines() if line.startswith("VmHWM:")]
+        return int(line.split()[1]) / 2**10
     unit = 2**20 if sys.platform == "darwin" else 2**10
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+
+
+def forget_peak() -> None:
+    """From now on `peak_mib` is of what is held from now on, where the system can."""
+    if (control := Path("/proc/self/clear_refs")).exists():
+        control.write_text("5")
 
 
 def run_python(python: str, *arguments: object) -> str:
     """What a program prints on its last line."""
     environment = os.environ | {"PYTHONPATH": str(HERE.parents[1]), "HF_HUB_OFFLINE": "1"}
     command = [python, *map(str, arguments)]
-    run = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+    run = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
     return run.stdout.strip().splitlines()[-1]
 
 
@@ -316,7 +308,7 @@ class Run:
         return sum(self.ours.wall_s[:steps]), sum(self.ours.cpu_s[:steps])
 
 
-def small(trl_python: str | None) -> Iterable[Row]:
+def small(trl_python: str | None) -> Iterator[Result]:
     """A training step on the letters against the plain loop and TRL, and how fast it learns."""
     letters.register_task()
     runs = []
@@ -329,14 +321,18 @@ def small(trl_python: str | None) -> Iterable[Row]:
         first = Path(name) / "model0"
         trl = json.loads(run_python(trl_python, HERE / "trl_letters.py", first)) if trl_python else None
     ours, plain = runs[0].ours, runs[0].plain
-    yield time_ratio("training step of a 100k-parameter model over a plain loop's", ours, plain, wanted=1.5)
+    yield time_ratio("plain", "training step of a 100k-parameter model over a plain loop's", ours, plain, wanted=1.5)
     for seed, run in zip(LEARNING_SEEDS, runs, strict=True):
         wall_s, cpu_s = run.seconds_to_learn()
-        print(f"seed {seed}: {LEARNED} after {run.steps_to_learn} steps, {wall_s:.0f} s, {cpu_s:.0f} s of the CPU")
-        yield Row(f"from {run.scores[0]:.2f} to {LEARNED}, training time, seed {seed}", wall_s, 60.0, unit="s")
-    if trl is not None:
+        what = f"the same model learns from {run.scores[0]:.2f} to {LEARNED}, seed {seed}"
+        steps = f"{run.steps_to_learn} steps, {cpu_s:.0f} s of the CPU"
+        yield Result(f"learns_{seed}", what, wall_s, "s", 60.0, note=steps)
+    if trl is None:
+        print("training step over TRL's: not measured, --trl-python names no interpreter that has TRL")
+    else:
         theirs = Times([trl["wall_s"]], [trl["cpu_s"]])
-        yield time_ratio("training step of a 100k-parameter model over TRL's", ours, theirs, wanted=0.5, in_turn=False)
+        what = "training step of a 100k-parameter model over TRL's GRPO, CPU time"
+        yield time_ratio("trl", what, ours, theirs, wanted=0.5, in_turn=False)
 
 
 def train_letters(model: Path, out: Path, *, seed: int, with_plain: bool) -> Run:
@@ -366,16 +362,16 @@ def curve(scores: Sequence[float]) -> str:
     return " ".join(f"{score:.2f}" for score in scores[::4])
 
 
-def time_ratio(name: str, ours: Times, theirs: Times, *, wanted: float, in_turn: bool = True) -> Row:
+def time_ratio(name: str, what: str, ours: Times, theirs: Times, *, wanted: float, in_turn: bool = True) -> Result:
     """Of the median steps' wall time; of their CPU time where the two did not run ``in_turn``, since other work on the
-    machine then slowed them differently. Both are printed."""
+    machine then slowed them differently. Both are noted."""
     ours_s, theirs_s = statistics.median(ours.wall_s), statistics.median(theirs.wall_s)
     ours_cpu_s, theirs_cpu_s = statistics.median(ours.cpu_s), statistics.median(theirs.cpu_s)
-    print(
-        f"{name}: {ours_s * 1e3:.0f} and {theirs_s * 1e3:.0f} ms; of the CPU {ours_cpu_s * 1e3:.0f} and "
-        f"{theirs_cpu_s * 1e3:.0f} ms, ratio {ours_cpu_s / theirs_cpu_s:.2f}"
+    times = (
+        f"{ours_s * 1e3:.0f} against {theirs_s * 1e3:.0f} ms; "
+        f"of the CPU {ours_cpu_s * 1e3:.0f} against {theirs_cpu_s * 1e3:.0f} ms"
     )
-    return Row(name, ours_s / theirs_s if in_turn else ours_cpu_s / theirs_cpu_s, wanted)
+    return Result(name, what, ours_s / theirs_s if in_turn else ours_cpu_s / theirs_cpu_s, "x", wanted, note=times)
 
 
 def small_config(model: Path, out: Path, *, seed: int) -> PPOConfig:
@@ -412,7 +408,7 @@ def small_config(model: Path, out: Path, *, seed: int) -> PPOConfig:
 STEP_TRAJECTORIES, STEP_GROUP, STEP_TURNS, STEP_WORKERS = 192, 8, 6, 2
 
 
-def outside() -> Iterable[Row]:
+def outside() -> Iterator[Result]:
     """The driver's work for a step of the quickstart's size against the update itself."""
     trajectories = [make_trajectory(index) for index in range(STEP_TRAJECTORIES)]
     with tempfile.TemporaryDirectory() as name:
@@ -441,12 +437,13 @@ def outside() -> Iterable[Row]:
         for share, totals in shares:
             actor.update([share], [totals])
         update_s = time.perf_counter() - start
-    print(f"outside the model {outside_s * 1e3:.0f} ms, updates {update_s * 1e3:.0f} ms, generation left out")
-    yield Row(
-        "outside the model, of a quickstart step without generation",
+    yield Result(
+        "outside",
+        "outside the model, of a step of the quickstart's size without generation",
         100 * outside_s / (outside_s + update_s),
+        "%",
         5,
-        unit="%",
+        note=f"{outside_s * 1e3:.0f} ms beside updates of {update_s * 1e3:,.0f} ms",
     )
 
 
@@ -498,34 +495,30 @@ def make_trajectory(index: int) -> Trajectory:
 # ---------------------------------------------------------------------------------------------------------- the program
 
 
-def advantages() -> int:
-    """Exit status of the bench of advantages, which prints its own lines."""
-    return subprocess.run([sys.executable, str(HERE / "advantages.py")], check=False).returncode
+PARTS: dict[str, Callable[[argparse.Namespace], Iterator[Result]]] = {
+    "packing": lambda _: packing(),
+    "sharing": lambda _: sharing(),
+    "logits": lambda _: logits(),
+    "small": lambda options: small(options.trl_python),
+    "outside": lambda _: outside(),
+}
 
 
-def main() -> int:
-    names = ["packing", "sharing", "logits", "small", "outside", "advantages"]
-    parser = argparse.ArgumentParser(description="Ratios of the learner's cost")
-    parser.add_argument("--only", nargs="+", choices=names, default=names)
-    parser.add_argument("--trl-python", help="an interpreter that has TRL")
-    parser.add_argument("--logits", choices=["chunks", "whole"], help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+def measure(options: argparse.Namespace) -> Iterator[Result]:
     torch.set_num_threads(1)
-    if arguments.logits:
-        print(json.dumps(measure_logits(arguments.logits)))
+    for name in options.only:
+        yield from PARTS[name](options)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    if arguments is None and sys.argv[1:2] == ["--logits"]:
+        torch.set_num_threads(1)
+        print(json.dumps(measure_logits(sys.argv[2])))
         return 0
-    benches = {
-        "packing": packing,
-        "sharing": sharing,
-        "logits": logits,
-        "small": lambda: small(arguments.trl_python),
-        "outside": outside,
-    }
-    rows = [row for name in arguments.only if name in benches for row in benches[name]()]
-    failed = advantages() if "advantages" in arguments.only else 0
-    for row in rows:
-        print(row)
-    return int(failed != 0 or not all(row.is_met for row in rows))
+    parser = argparse.ArgumentParser(description="Ratios of the learner's cost")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--trl-python", help="an interpreter that has TRL")
+    return bench.run("train", measure, parser, arguments)
 
 
 if __name__ == "__main__":

@@ -11,12 +11,16 @@ from types import ModuleType
 
 import pytest
 
+from agentgym_rl.threads import thread_environment
+
 BENCH = Path(__file__).parents[2] / "scripts" / "bench"
 
 
 @pytest.fixture
 def soak(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     monkeypatch.syspath_prepend(str(BENCH))
+    for name, value in thread_environment(1).items():  # which importing `bench` sets for good
+        monkeypatch.setenv(name, value)
     spec = importlib.util.spec_from_file_location("soak", BENCH / "soak.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -29,14 +33,16 @@ def soak(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 def test_hundreds_of_trajectories_with_faults_and_deadlines_leave_nothing_behind(soak, monkeypatch, capsys):
     monkeypatch.setattr(soak, "DEADLINE_S", 2.0)
     monkeypatch.setattr(soak, "HANG_S", 2.5)
-    assert soak.soak(trajectories=400, steps=4, concurrency=16) == []
+    before, after = soak.soak(trajectories=400, steps=4, concurrency=16)
+    assert list(soak.growth(before, after)) == []
+    assert not any(result.is_missed for result in soak.held_results(400, before, after))
     printed = capsys.readouterr().out
     assert "EnvServerError 4" in printed
     assert "DeadlineExceeded" in printed
     assert printed.count("\n") == 7  # header, start, four quarters, summary
 
 
-def test_everything_that_grew_is_named(soak):
+def test_everything_that_grew_is_named_and_missed(soak):
     held = soak.Held(threads=3, handles=6, memory_mib=80.0)
     before = soak.Reading(100, 0, held, held)
     assert list(soak.growth(before, before)) == []
@@ -49,3 +55,5 @@ def test_everything_that_grew_is_named(soak):
         "server: handles grew from 6 to 7",
         "server: memory grew from 80.0 to 89.0 MiB",
     ]
+    missed = {result.name for result in soak.held_results(400, before, after) if result.is_missed}
+    assert missed == {"sessions", "worker_handles", "server_handles", "server_memory"}
