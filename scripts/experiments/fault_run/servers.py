@@ -39,7 +39,10 @@ class EnvServer:
         command = [sys.executable, "-m", "agentgym_rl.cli", "serve", self.task, "--port", "0"]
         command += ["--ready-file", str(ready), "--session-ttl", str(self._session_ttl_s)]
         with log.open("wb") as file:
-            self._process = subprocess.Popen(command, stdout=file, stderr=file, env=child_environment(), cwd=ROOT)
+            # A session of its own: Ctrl-C in a terminal is for the conductor alone, who ends everything in order.
+            self._process = subprocess.Popen(
+                command, stdout=file, stderr=file, env=child_environment(), cwd=ROOT, start_new_session=True
+            )
         end = time.monotonic() + _START_LIMIT_S
         while not ready.exists():
             if self._process.poll() is not None or time.monotonic() > end:

@@ -69,11 +69,17 @@ class Training:
         self._log = self._logs / f"driver.{len(self.endings) + 1}.log"
         # By a pipe: a limit on the size of files must not hit what it says.
         with self._log.open("wb") as log:
-            self._writer = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=log)
+            self._writer = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=log, start_new_session=True)
         assert self._writer.stdin is not None
         environment = child_environment() | {TRIGGER_VARIABLE: str(self.trigger)}
         self._process = subprocess.Popen(
-            self.command, stdout=self._writer.stdin, stderr=subprocess.STDOUT, env=environment, cwd=ROOT
+            self.command,
+            stdout=self._writer.stdin,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            cwd=ROOT,
+            # Ctrl-C in a terminal is for the conductor alone, who ends everything in order.
+            start_new_session=True,
         )
         self._writer.stdin.close()
 
