@@ -11,12 +11,13 @@ _CONNECT_S = 3.0
 _ANSWER_S = 10.0
 
 
-def read_health(address: str) -> dict[str, Any]:
+def read_health(address: str, *, max_retries: int = 3) -> dict[str, Any]:
     """The fields of ``/health``; empty for a server that does not have it, as AgentGym's do not.
 
-    Raises `EnvError` when the server does not answer.
+    ``max_retries``: further tries where the connection breaks, as it may for a moment while a server or a network is
+    under load. Raises `EnvError` when the server does not answer.
     """
-    connection = Connection(address, timeout_s=_ANSWER_S, max_retries=0, connect_timeout_s=_CONNECT_S)
+    connection = Connection(address, timeout_s=_ANSWER_S, max_retries=max_retries, connect_timeout_s=_CONNECT_S)
     try:
         content = connection.get("health").content
     except EnvProtocolError:

@@ -170,7 +170,7 @@ def _is_taken(port: int) -> bool:
 
 def _serves(port: int, task: str) -> bool:
     try:
-        return read_health(f"http://127.0.0.1:{port}").get("environment") == task
+        return read_health(f"http://127.0.0.1:{port}", max_retries=0).get("environment") == task
     except EnvError:
         return False
 

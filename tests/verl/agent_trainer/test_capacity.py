@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.environments import ScriptedClient, scripted_spec
+from support.faults import Fault, faulty_proxy
 from support.servers import serve
 
 from agentgym_rl.client.capacity import Capacity, read_capacity
@@ -82,6 +83,14 @@ def test_places_that_others_hold_are_a_warning(capsys: pytest.CaptureFixture[str
 def test_sessions_are_spread_evenly_so_the_smallest_server_counts() -> None:
     with servers(20, 8) as urls, ScriptedClient(urls[0]), ScriptedClient(urls[1]):
         assert read_capacity(urls) == Capacity(total=16, taken=2)
+
+
+@pytest.mark.parametrize("fault", [Fault.RESET_UNSEEN, Fault.RESET, Fault.RESET_IN_BODY])
+def test_a_connection_that_breaks_while_capacities_are_asked_does_not_end_the_run(fault: Fault) -> None:
+    with servers(3) as (upstream,):
+        with faulty_proxy(upstream, lambda call: fault if call.tries == 1 else None) as proxy:
+            assert hold([proxy.url], num_workers=1, at_once=64) == 3
+        assert [call.path for call in proxy.calls] == ["/health", "/health"]
 
 
 def test_a_server_that_does_not_tell_is_taken_as_it_is() -> None:
