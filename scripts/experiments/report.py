@@ -41,6 +41,8 @@ def tables(suite: str, results: Sequence[Result]) -> dict[str, str]:
 def table(rows: Sequence[Sequence[Result]], start: Sequence[Result]) -> str:
     """A row per kind of run: held-out success over its seeds, by category, the gain over each seed's warm-up, time."""
     categories = list(start[0].evaluation.by_category)
+    if len(categories) == 1:
+        categories = []  # it would say the same twice
     k = start[0].evaluation.samples
     head = [
         "",

@@ -50,9 +50,10 @@ class Result:
     cpu_s: Mapping[str, float]
     """Seconds of the CPU by kind of command."""
     wall_s: Mapping[str, float]
-    curves: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """``step`` and what `CURVES` names, one value per training step."""
-    validation: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    curves: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    """``step`` and what `CURVES` names, one number per training step; None where a step has none, such as the entropy
+    of one without an update."""
+    validation: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     """``step``, ``success`` on the held-out items."""
 
 
@@ -97,11 +98,15 @@ def read_results(suite: str, folder: Path = RESULTS) -> list[Result]:
     return [Result(**row | {"evaluation": Evaluation(**row["evaluation"])}) for row in rows]
 
 
-def _curves(rows: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> dict[str, list[float]]:
+def _curves(rows: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> dict[str, list[float | None]]:
     if not rows:
         return {}
-    curves = {name: [round(row[key], DIGITS) for row in rows] for name, key in names.items()}
+    curves = {name: [_rounded(row.get(key)) for row in rows] for name, key in names.items()}
     return {"step": [row["step"] for row in rows]} | curves
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, DIGITS)
 
 
 def _evaluation(report: Mapping[str, Any]) -> Evaluation:
