@@ -75,6 +75,7 @@ class Injector:
         self._busy: set[str] = set()
         """Targets under a fault that has not ended."""
         self._given = list(plan.faults)
+        self._decks: dict[FaultKind, list[FaultKind]] = {}
         self._next_env = self._began + self._gap(plan.env_gap_s)
         self._next_run: float | None = None
         self.counts: Counter[FaultKind] = Counter()
@@ -92,11 +93,11 @@ class Injector:
             return
         now = time.monotonic()
         if now >= self._next_env:
-            self._begin(self._dice.choice(_ENV_KINDS))
+            self._begin(self._draw(_ENV_KINDS))
             self._next_env = now + self._gap(self._plan.env_gap_s)
         self._note_progress()
         if self._training.is_running and self._next_run is not None and now >= self._next_run:
-            self._begin(self._dice.choice(_RUN_KINDS))
+            self._begin(self._draw(_RUN_KINDS))
             self._next_run = None
 
     def training_started(self) -> None:
@@ -113,7 +114,14 @@ class Injector:
     # ------------------------------------------------------------------------------------------------------------- when
 
     def _gap(self, mean_s: float) -> float:
-        return self._dice.expovariate(1 / mean_s)
+        return self._dice.uniform(0.2, 1.8) * mean_s
+
+    def _draw(self, kinds: Sequence[FaultKind]) -> FaultKind:
+        """One of ``kinds``, none a second time before all have come."""
+        deck = self._decks.setdefault(kinds[0], [])
+        if not deck:
+            deck += self._dice.sample(kinds, len(kinds))
+        return deck.pop()
 
     def _note_progress(self) -> bool:
         """True once the present start of training has played; then the next fault of the run itself becomes due."""
