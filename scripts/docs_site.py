@@ -24,7 +24,7 @@ from pygments.formatters import HtmlFormatter
 
 _FENCED = re.compile(r"^(```+|~~~+).*?^\1[`~]*$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(?<=\]\()(?P<target>[^)\s]+)(?=\))")
-_MEASURED = ("results.md", "performance.md", "faults.md")
+_MEASURED = ("results.md", "performance.md", "scaling.md", "faults.md")
 _LANGUAGES = {".py": "python", ".sh": "bash", ".sbatch": "bash", ".yaml": "yaml", ".toml": "toml", ".json": "json"}
 _SOURCE = "source"
 _CODE_STYLES = {"light": "default", "dark": "github-dark"}
