@@ -28,6 +28,10 @@ _TENSORS_PER_LAYER = 12
 """Weight tensors, which are gathered one by one: 7 matrices, 2 norms, 3 biases."""
 
 
+class NoRoom(ValueError):
+    """Memory does not suffice."""
+
+
 @dataclass(frozen=True)
 class Device:
     """An accelerator's published figures; links count one direction."""
@@ -264,8 +268,8 @@ def cache_tokens(
 ) -> float:
     """Tokens whose keys and values fit an engine: ``memory_share`` of its devices' memory less weights and activations.
 
-    Without sleep, what training holds on a device, ``training_bytes``, is not there for it. Raises `ValueError` where
-    no memory is left.
+    Without sleep, what training holds on a device, ``training_bytes``, is not there for it. Raises `NoRoom` where no
+    memory is left.
     """
     device = cluster.device
     share = device.memory_bytes * memory_share
@@ -273,7 +277,7 @@ def cache_tokens(
         share = min(share, device.memory_bytes - training_bytes)
     left = (share - _ACTIVATION_BYTES) * cluster.tensor_parallel - BF16 * shape.num_weights
     if left <= 0:
-        raise ValueError(
+        raise NoRoom(
             f"{shape.num_weights / 1e9:.1f}B weights on {cluster.tensor_parallel} x {device.name}: no memory is left "
             f"for the engine's cache ({'beside what training holds' if not design.sleep else 'even alone'})"
         )

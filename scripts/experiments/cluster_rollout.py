@@ -15,7 +15,7 @@ from typing import cast
 
 import numpy as np
 import torch.distributed as dist
-from cluster_model import Design, EngineCost
+from cluster_model import Design, EngineCost, NoRoom
 
 from agentgym_rl.rollout.collector import RolloutRequest
 from verl.workers.rollout.hand_out import HandOut
@@ -249,7 +249,7 @@ class Engine:
             self._decode(1 if self._owes_decode and self._waiting else self._ends[0][0] - self._iteration)
         elif self._waiting:
             first = self._waiting[0]
-            raise ValueError(f"a turn of {first.context + first.sampled} tokens does not fit the engine's cache")
+            raise NoRoom(f"a turn of {first.context + first.sampled} tokens does not fit the engine's cache")
 
     def _admit(self) -> None:
         """Take waiting turns in order, as far as sequences, tokens of an iteration and cache allow."""
@@ -447,7 +447,7 @@ class Rollout:
     """Time of a collector per turn, and per beginning of a trajectory."""
 
     def run(self) -> RolloutResult:
-        """Raises `ValueError` where one turn alone does not fit an engine's cache."""
+        """Raises `NoRoom` where one turn alone does not fit an engine's cache."""
         self._clock = Clock()
         self._servers = _Servers(self._clock, self.servers)
         self._finished = [0.0] * len(self.scripts)

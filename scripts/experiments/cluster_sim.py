@@ -5,8 +5,8 @@
 `cluster_rollout` plays a rollout as discrete events, `cluster_step` adds the phases that follow, `cluster_model` holds
 published figures, assumptions and formulas, `cluster_workload` what trajectories are like: a task's statistics or, with
 ``--run``, those of a real run. `cluster_validate` holds the same code to real runs on a CPU.
-Writes ``estimate.json``, ``estimate.md`` and, where matplotlib is installed, ``phases.svg`` and ``sensitivity.svg``;
-``--docs FILE`` puts the tables between the marks of that page.
+Writes ``estimate.json``, the tables as ``estimate.md``, or with ``--docs PAGE`` between the marks of that page, and,
+where matplotlib is installed, ``phases.svg`` and ``sensitivity.svg``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from cluster_model import DEVICES, NETWORKS, Assumptions, Cluster, Design
+from cluster_model import DEVICES, NETWORKS, Assumptions, Cluster, Design, NoRoom
 from cluster_rollout import EnvServers, TrajectoryScript
 from cluster_step import Recipe, Scenario, StepEstimate, simulate
 from cluster_workload import PROFILES, TaskProfile, read_run, resample
@@ -196,7 +196,16 @@ def variants(case: Case) -> Iterator[tuple[str, Case]]:
         changed(recipe=replace(recipe, mini_batch_items=recipe.items, epochs=1)),
     )
     yield "a network of 100 Gb/s per machine", changed(cluster=replace(cluster, node_bandwidth=NETWORKS["1x100G"]))
-    yield "engines of two GPUs (tensor parallel)", changed(cluster=replace(cluster, tensor_parallel=2))
+    if cluster.num_devices % 2 == 0:
+        yield "engines of two GPUs (tensor parallel)", changed(cluster=replace(cluster, tensor_parallel=2))
+
+
+def seconds_of(study: Study, case: Case) -> float | None:
+    """Of the case's step; None where memory does not suffice."""
+    try:
+        return study.run(case).step_s
+    except NoRoom:
+        return None
 
 
 @dataclass(frozen=True)
@@ -271,18 +280,19 @@ class Report:
 
     study: Study
     scaling: Sequence[Result]
-    variants: Mapping[str, Sequence[tuple[str, Result]]]
-    """By base: rows and their results."""
+    variants: Mapping[str, Mapping[str, float | None]]
+    """By base: the step's seconds, None where memory does not suffice."""
     sensitivity: Mapping[str, Sequence[Sensitivity]]
 
     @classmethod
     def of(cls, study: Study) -> Report:
-        bases = study.bases()
+        """Variants and sensitivities, which are ratios within one draw of the trajectories, are taken on the first."""
+        bases, first = study.bases(), replace(study, seeds=study.seeds[:1])
         return cls(
             study,
             [study.run(case) for case in study.scaling_cases()],
-            {base.name: [(name, study.run(case)) for name, case in variants(base)] for base in bases},
-            {base.name: sensitivities(study, base) for base in bases},
+            {base.name: {name: seconds_of(first, case) for name, case in variants(base)} for base in bases},
+            {base.name: sensitivities(first, base) for base in bases},
         )
 
     def efficiencies(self) -> list[tuple[int, float, float]]:
@@ -313,10 +323,7 @@ class Report:
                 {"horizon": horizon, "same_batch": same, "grown_batch": grown}
                 for horizon, same, grown in self.efficiencies()
             ],
-            "variants": {
-                base: [{"name": name, "step_s": result.step_s} for name, result in rows]
-                for base, rows in self.variants.items()
-            },
+            "variants": self.variants,
             "sensitivity": {base: [dataclasses.asdict(row) for row in rows] for base, rows in self.sensitivity.items()},
         }
 
@@ -346,20 +353,19 @@ class Report:
         )
 
     def _variant_tables(self) -> Iterator[str]:
-        first, *others = self.variants
-        names = [name for name, _ in self.variants[first]]
-        steps = {base: dict(rows) for base, rows in self.variants.items()}
         columns = [f"horizon {max(self.study.horizons)}: step time"]
-        for base in (first, *others):
+        for base in self.variants:
             columns += [base, "over the first"]
-        rows = []
-        for name in names:
-            cells = [name]
-            for base in (first, *others):
-                seconds, plain = steps[base][name].step_s, steps[base][names[0]].step_s
-                cells += [f"{_seconds(seconds)} s", f"{seconds / plain:.2f}"]
-            rows.append(cells)
-        yield _table(columns, rows)
+        names = list(next(iter(self.variants.values())))
+        yield _table(columns, [[name, *self._variant_cells(name)] for name in names])
+
+    def _variant_cells(self, name: str) -> Iterator[str]:
+        for steps in self.variants.values():
+            seconds, plain = steps.get(name), next(iter(steps.values()))
+            if seconds is None or plain is None:
+                yield from ("does not fit", "")
+            else:
+                yield from (f"{_seconds(seconds)} s", f"{seconds / plain:.2f}")
 
     def _sensitivity(self) -> Iterator[str]:
         for base, found in self.sensitivity.items():
@@ -446,11 +452,14 @@ def draw(report: Report, folder: Path) -> None:
     figure.savefig(folder / "sensitivity.svg", bbox_inches="tight", metadata=metadata)
 
 
-def write(report: Report, folder: Path) -> None:
-    """All files of a report."""
+def write(report: Report, folder: Path, page: Path | None = None) -> None:
+    """All files of a report; its tables into ``page`` where there is one."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "estimate.json").write_text(json.dumps(report.as_json(), indent=1) + "\n")
-    (folder / "estimate.md").write_text(report.as_markdown() + "\n")
+    if page is None:
+        (folder / "estimate.md").write_text(report.as_markdown() + "\n")
+    else:
+        write_docs(page, report.as_markdown())
     if importlib.util.find_spec("matplotlib"):
         draw(report, folder)
     else:
@@ -523,9 +532,7 @@ def parser() -> argparse.ArgumentParser:
 def main() -> None:
     args = parser().parse_args()
     report = Report.of(study_of(args))
-    write(report, args.out)
-    if args.docs:
-        write_docs(args.docs, report.as_markdown())
+    write(report, args.out, args.docs)
     print(report.as_markdown())
 
 

@@ -78,7 +78,7 @@ class Scenario:
     rules: EngineRules = field(default_factory=EngineRules)
 
     def engine_cost(self) -> EngineCost:
-        """Raises `ValueError` where the model leaves no memory for a cache."""
+        """Raises `NoRoom` where the model leaves no memory for a cache."""
         tokens = cache_tokens(
             self.shape,
             self.cluster,
@@ -140,7 +140,7 @@ class StepEstimate:
 
 
 def simulate(scripts: Sequence[TrajectoryScript], scenario: Scenario) -> StepEstimate:
-    """A step on these trajectories, which stand group by group. Raises `ValueError` where memory does not suffice."""
+    """A step on these trajectories, which stand group by group. Raises `NoRoom` where memory does not suffice."""
     rollout = simulate_rollout(scripts, scenario)
     phases = {"gen": _gen_phase(rollout, scenario)} | _training_phases(scripts, scenario)
     phases["sync"] = Phase(sync_s(scenario.shape, scenario.cluster, scenario.assumed, scenario.design))

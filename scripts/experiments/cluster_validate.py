@@ -3,9 +3,10 @@
     python scripts/experiments/cluster_validate.py --calibrate saves/m/*/24x8-4 saves/m/*/6x8-4 --predict saves/m/*/*
     python scripts/experiments/cluster_validate.py --clock wall --calibrate saves/run@1:12 --predict saves/run@13:36
 
-``FOLDER@FIRST:LAST`` takes some steps of a run. Given are the trajectories of each step: turns, tokens, and how long
-the environment took; predicted is how long engine and learner take. With ``--clock cpu`` (runs of `cluster_measure`)
-the rollout's figure is the time in which the engine has work, with ``wall`` (any run) the whole phase.
+``FOLDER@FIRST:LAST`` takes some steps of a run, ``NAME=FOLDER`` calls it something else. Given are the trajectories of
+each step: turns, tokens, and how long the environment took; predicted is how long engine and learner take. With
+``--clock cpu`` (runs of `cluster_measure`) the rollout's figure is the time in which the engine has work, with ``wall``
+(any run) the whole phase.
 Calibrated are three numbers of the engine (seconds per pass and per row, operations per second) and four of the learner
 (the same, and operations of attention per second). The collector's time per turn is the simulator's own.
 """
@@ -215,31 +216,27 @@ def as_markdown(predictions: Sequence[tuple[Prediction, bool]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def steps_of(source: str, *, skip: int) -> list[MeasuredStep]:
-    """``FOLDER[@FIRST[:LAST]]``; without steps, all but the first ``skip``."""
-    folder, _, span = source.partition("@")
-    first, _, last = span.partition(":")
-    return read_run(Path(folder), first=int(first) if first else skip + 1, last=int(last) if last else None)
-
-
-def name_of(source: str) -> str:
-    return Path(source.partition("@")[0]).name
-
-
 def gathered(sources: Sequence[str], *, skip: int) -> dict[str, list[MeasuredStep]]:
-    """Steps by the name of their run: repeats of a run stand together."""
+    """Steps by the name of their run, which repeats of it share: ``[NAME=]FOLDER[@FIRST[:LAST]]``, by default the name
+    of the folder and all steps but the first ``skip``."""
     found: dict[str, list[MeasuredStep]] = {}
     for source in sources:
-        found.setdefault(name_of(source), []).extend(steps_of(source, skip=skip))
+        place, _, span = source.partition("@")
+        name, _, folder = place.rpartition("=")
+        first, _, last = span.partition(":")
+        steps = read_run(Path(folder), first=int(first) if first else skip + 1, last=int(last) if last else None)
+        found.setdefault(name or Path(folder).name, []).extend(steps)
     return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help="folder of the model that the runs trained")
-    parser.add_argument("--calibrate", nargs="+", required=True, metavar="FOLDER[@FIRST:LAST]")
-    parser.add_argument("--predict", nargs="+", required=True, metavar="FOLDER[@FIRST:LAST]")
+    source = "[NAME=]FOLDER[@FIRST:LAST]"
+    parser.add_argument("--calibrate", nargs="+", required=True, metavar=source)
+    parser.add_argument("--predict", nargs="+", required=True, metavar=source)
     parser.add_argument("--clock", choices=("cpu", "wall"), default="cpu", help="what timing_s/... in the runs is")
+    parser.add_argument("--calibrate-workers", type=int, default=1, help="of the runs that are calibrated on")
     parser.add_argument("--workers", type=int, default=1, help="of the runs that are predicted")
     parser.add_argument("--skip", type=int, default=1, help="first steps of each run, which warm everything up")
     parser.add_argument("--out", type=Path, help="file for the numbers")
@@ -248,7 +245,8 @@ def main() -> None:
     if shape is None:
         parser.error(f"--model {args.model}: no known architecture")
     known = gathered(args.calibrate, skip=args.skip)
-    machine = Validator(shape, args.clock).calibrated([step for steps in known.values() for step in steps])
+    calibrating = Validator(shape, args.clock, args.calibrate_workers)
+    machine = calibrating.calibrated([step for steps in known.values() for step in steps])
     predicting = Validator(shape, args.clock, args.workers)
     found = [
         (prediction, name in known and (name, prediction.horizon) in {(n, s.horizon) for n in known for s in known[n]})
