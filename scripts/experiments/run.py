@@ -73,9 +73,9 @@ class Programs:
 
 
 @contextlib.contextmanager
-def server(task: str, out: Path) -> Iterator[str]:
+def server(task: str, folder: Path) -> Iterator[str]:
     """A server of ``task`` on a free port while the block runs; its address. Raises `RunFailedError`."""
-    ready, log = out / f"{task}.url", out / f"{task}.server.log"
+    ready, log = folder / "server.url", folder / "server.txt"
     ready.unlink(missing_ok=True)
     argv = ["agentgym-rl", "serve", task, "--port", "0", "--ready-file", str(ready)]
     with open(log, "a") as output:
@@ -98,10 +98,10 @@ def environment() -> dict[str, str]:
     return os.environ | ONE_THREAD | QUIET | {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
 
 
-def perform(run: Run, url: str, programs: Programs) -> None:
-    """Run the commands of ``run`` and note their times; nothing where that is done. Raises `RunFailedError`.
+def perform(run: Run, task: str, programs: Programs) -> None:
+    """Run the commands of ``run``, with a server of its own, and note their times; nothing where that is done.
 
-    A command that finished before the run was stopped is not run again; the programs go on where they were stopped.
+    Raises `RunFailedError`. A command that finished before the run was stopped is not run again; the programs go on where they were stopped.
     """
     times_file, done_file = run.folder / "times.json", run.folder / DONE_FILE
     if done_file.exists():
@@ -109,19 +109,21 @@ def perform(run: Run, url: str, programs: Programs) -> None:
     run.folder.mkdir(parents=True, exist_ok=True)
     (run.folder / COMMANDS_FILE).write_text("".join(shlex.join(command.argv) + "\n" for command in run.commands))
     times = json.loads(times_file.read_text()) if times_file.exists() else []
-    for command in run.commands[len(times) :]:
-        wall_s, cpu_s = programs.timed([part.replace("{url}", url) for part in command.argv], run.folder / LOG_FILE)
-        times.append({"kind": command.kind, "wall_s": round(wall_s, 1), "cpu_s": round(cpu_s, 1)})
-        times_file.write_text(json.dumps(times))
+    with server(task, run.folder) as url:
+        for command in run.commands[len(times) :]:
+            argv = [part.replace("{url}", url) for part in command.argv]
+            wall_s, cpu_s = programs.timed(argv, run.folder / LOG_FILE)
+            times.append({"kind": command.kind, "wall_s": round(wall_s, 1), "cpu_s": round(cpu_s, 1)})
+            times_file.write_text(json.dumps(times))
     done_file.write_text(json.dumps(times))
 
 
-def perform_all(chosen: Sequence[Run], url: str, jobs: int) -> list[str]:
+def perform_all(chosen: Sequence[Run], task: str, jobs: int) -> list[str]:
     """Run all of ``chosen``, warm-ups first, ``jobs`` at a time; what failed, of which nothing else depends."""
     failures, programs = [], Programs()
     for part in ([run for run in chosen if run.name == WARM_UP], [run for run in chosen if run.name != WARM_UP]):
         with ThreadPoolExecutor(jobs) as pool:
-            pending = [(run, pool.submit(perform, run, url, programs)) for run in part]
+            pending = [(run, pool.submit(perform, run, task, programs)) for run in part]
             try:
                 failures += [failure for run, future in pending if (failure := _outcome(run, future))]
             except (SystemExit, KeyboardInterrupt):
@@ -166,9 +168,7 @@ def main() -> int:
             print("\n".join(shlex.join(command.argv) for command in run.commands))
         return 0
 
-    out.mkdir(parents=True, exist_ok=True)
-    with server(suite.task, out) as url:
-        failures = perform_all(chosen, url, options.jobs)
+    failures = perform_all(chosen, suite.task, options.jobs)
     finished = [run for run in runs(suite, out, suite.seeds) if (run.folder / DONE_FILE).exists()]
     print(f"results: {write_results(options.suite, [collect(run) for run in finished])}")
     return 1 if failures else 0
