@@ -101,7 +101,8 @@ def environment() -> dict[str, str]:
 def perform(run: Run, task: str, programs: Programs) -> None:
     """Run the commands of ``run``, with a server of its own, and note their times; nothing where that is done.
 
-    Raises `RunFailedError`. A command that finished before the run was stopped is not run again; the programs go on where they were stopped.
+    A command that finished before the run was stopped is not run again; the programs go on where they were stopped.
+    Raises `RunFailedError`.
     """
     times_file, done_file = run.folder / "times.json", run.folder / DONE_FILE
     if done_file.exists():
