@@ -22,13 +22,14 @@ from verl.trainer.core_algos import (
     ADVANTAGE_ESTIMATORS,
     Advantages,
     SampledTokens,
+    Turns,
     compute_advantages,
     discounted_returns,
     discounts,
     find_estimator,
     gae_advantages,
     scan,
-    whiten,
+    whiten_,
 )
 from verl.trainer.core_algos.scan import BLOCK, Decay, suffix_sums
 
@@ -59,6 +60,45 @@ def returns_of(batch: DataProto, **options) -> list[float]:
     """``S``: discounted returns."""
     config = AlgorithmConfig(adv_estimator="reinforce_plus_plus", **options)
     return discounted_returns(batch.token_rewards_T, batch, config)[batch.loss_mask_T].tolist()
+
+
+def a_batch_of_turns(seed: int) -> DataProto:
+    """Messages of one to four tokens, of which any may be sampled but a sequence's first; some sequences have none."""
+    draw = np.random.default_rng(seed)
+    masks, messages, rewards = [], [], []
+    for _ in range(draw.integers(1, 5)):
+        lengths = draw.integers(1, 5, draw.integers(1, 6))
+        messages.append(np.repeat(np.arange(1, len(lengths) + 1), lengths).tolist())
+        masks.append((draw.random(sum(lengths)) < draw.choice([0.0, 0.5, 1.0])).astype(int).tolist())
+        rewards.append((draw.integers(-2, 3, sum(lengths)) * 0.5).tolist())
+    return batch_of(masks, messages=messages, rewards=rewards)
+
+
+def turns_by_a_loop(batch: DataProto) -> list[tuple[int, list[int]]]:
+    """Sequence and places of the sampled tokens of each turn."""
+    turns: dict[tuple[int, int], list[int]] = {}
+    for sequence, (start, end) in enumerate(zip(batch.offsets_B1[:-1], batch.offsets_B1[1:], strict=True)):
+        for place in range(int(start), int(end)):
+            if batch.loss_mask_T[place]:
+                turns.setdefault((sequence, int(batch.message_ids_T[place])), []).append(place)
+    return [(sequence, places) for (sequence, _), places in turns.items()]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_turns_are_the_sampled_tokens_of_one_message_whatever_lies_between_them(seed):
+    batch = a_batch_of_turns(seed)
+    turns, expected = Turns.of(batch), turns_by_a_loop(batch)
+    assert turns.sequence_U.tolist() == [sequence for sequence, _ in expected]
+    assert turns.starts_U.tolist() == [places[0] for _, places in expected]
+    assert turns.sums(batch.token_rewards_T).tolist() == [
+        sum(batch.token_rewards_T[place].item() for place in places) for _, places in expected
+    ]
+    rank = {place: index for index, place in enumerate(batch.loss_mask_T.nonzero()[:, 0].tolist())}
+    assert turns.last_S.tolist() == [rank[places[-1]] for _, places in expected]
+    filled = torch.zeros(batch.num_tokens)
+    for number, (_, places) in enumerate(expected, 1):
+        filled[places] = number
+    assert turns.place(torch.arange(1.0, len(expected) + 1)).tolist() == filled.tolist()
 
 
 # -------------------------------------------------------------------------------------------------- worked cases
@@ -308,16 +348,16 @@ def test_a_batch_in_which_nothing_was_sampled_has_no_advantages(name):
 
 
 def test_whitening_leaves_mean_0_and_std_1_and_constants_at_0():
-    values = whiten(torch.tensor([1.0, 2.0, 3.0, 6.0]))
+    values = whiten_(torch.tensor([1.0, 2.0, 3.0, 6.0]))
     assert values.mean() == pytest.approx(0, abs=1e-6) and values.std() == pytest.approx(1, abs=1e-6)
-    assert whiten(torch.full((7,), 0.35)).tolist() == [0.0] * 7
-    assert whiten(torch.tensor([5.0])).tolist() == [0.0]
+    assert whiten_(torch.full((7,), 0.35)).tolist() == [0.0] * 7
+    assert whiten_(torch.tensor([5.0])).tolist() == [0.0]
 
 
 def test_whitening_is_exact_over_millions_of_skewed_values():
     values = torch.rand(3_000_000, generator=torch.Generator().manual_seed(0)).pow(20) + 5
     expected = (values.double() - values.double().mean()) / values.double().std()
-    assert (whiten(values) - expected).abs().max() < 1e-4
+    assert (whiten_(values) - expected).abs().max() < 1e-4
 
 
 def test_the_baseline_is_taken_from_every_return_when_gamma_is_1():

@@ -9,7 +9,7 @@ from verl.trainer.core_algos.advantages import (
     discounts,
     find_estimator,
     gae_advantages,
-    whiten,
+    whiten_,
 )
 from verl.trainer.core_algos.correction import apply_rollout_weights
 from verl.trainer.core_algos.groups import GroupStatistics
@@ -52,5 +52,5 @@ __all__ = [
     "pair_losses",
     "ppo_clip_loss",
     "preference_loss",
-    "whiten",
+    "whiten_",
 ]

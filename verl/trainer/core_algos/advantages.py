@@ -99,7 +99,7 @@ def reinforce_plus_plus(batch: DataProto, config: AlgorithmConfig) -> Advantages
     """Discounted return over sampled tokens, whitened over the batch. Hu 2025, https://arxiv.org/abs/2501.03262."""
     sampled = SampledTokens.of(batch)
     returns_S = _returns(sampled.take(batch.token_rewards_T), batch, sampled, config)
-    return Advantages(sampled.place(whiten(returns_S)))
+    return Advantages(sampled.place(whiten_(returns_S)))
 
 
 def reinforce_plus_plus_baseline(batch: DataProto, config: AlgorithmConfig) -> Advantages:
@@ -115,7 +115,7 @@ def reinforce_plus_plus_baseline(batch: DataProto, config: AlgorithmConfig) -> A
     surplus_B = sampled.sums(rewards_S) - groups.centred_B
     rewards_S[sampled.last_R] -= surplus_B[sampled.sequences_R].float()
     returns_S = _returns(rewards_S, batch, sampled, config)
-    return Advantages(sampled.place(whiten(returns_S)))
+    return Advantages(sampled.place(whiten_(returns_S)))
 
 
 def gae(batch: DataProto, config: AlgorithmConfig) -> Advantages:
@@ -131,7 +131,8 @@ def gae(batch: DataProto, config: AlgorithmConfig) -> Advantages:
     advantages_S = gae_advantages(
         sampled.take(batch.token_rewards_T), values_S, discounts(batch, sampled, config), config.lam
     )
-    return Advantages(sampled.place(whiten(advantages_S)), sampled.place(advantages_S.add_(values_S)))
+    returns_T = sampled.place(values_S.add_(advantages_S))
+    return Advantages(sampled.place(whiten_(advantages_S)), returns_T)
 
 
 def remax(batch: DataProto, config: AlgorithmConfig) -> Advantages:
@@ -158,17 +159,16 @@ def gigpo(batch: DataProto, config: AlgorithmConfig) -> Advantages:
     """
     if batch.anchor_ids_T is None:
         raise ValueError("gigpo needs anchor_ids_T in the batch")
-    sampled, episodes = SampledTokens.of(batch), GroupStatistics.of(batch)
-    turns = Turns.of(batch, sampled)
-    rewards_U = turns.sums(sampled.take(batch.token_rewards_T))
-    last_O = np.flatnonzero(turns.is_last_U.numpy())
-    returns_U = suffix_sums(rewards_U, Decay(config.gamma_turn, last_O, torch.zeros(len(last_O))))
-    steps = _step_groups(batch, sampled, turns, returns_U)
+    turns, episodes = Turns.of(batch), GroupStatistics.of(batch)
+    last_O = np.flatnonzero(turns.is_last_U)
+    decay = Decay(config.gamma_turn, last_O, torch.zeros(len(last_O)))
+    returns_U = suffix_sums(turns.sums(batch.token_rewards_T), decay)
+    steps = _step_groups(batch, turns, returns_U)
     by_std = config.gigpo.mode == "mean_std_norm"
     episode_B = episodes.standardised_B if by_std else episodes.centred_B
     step_U = steps.standardised_B if by_std else steps.centred_B
     advantages_U = episode_B[turns.sequence_U] + config.gigpo.step_advantage_w * step_U
-    return Advantages(sampled.place(turns.repeat(advantages_U.float(), len(sampled))))
+    return Advantages(turns.place(advantages_U.float()))
 
 
 ADVANTAGE_ESTIMATORS: Mapping[str, AdvantageEstimator] = {
@@ -189,9 +189,9 @@ def discounts(batch: DataProto, sampled: SampledTokens, config: AlgorithmConfig)
     """The factor on whatever the next sampled token of the sequence brings; 0 at the last one."""
     if config.gamma_turn == 1.0:
         return Decay(config.gamma, sampled.last_R, torch.zeros(len(sampled.last_R)))
-    turns = Turns.of(batch, sampled)
-    factors_U = torch.where(turns.is_last_U, 0.0, config.gamma * config.gamma_turn).double()
-    return Decay(config.gamma, turns.last_S(len(sampled)), factors_U)
+    turns = Turns.of(batch)
+    factors_U = np.where(turns.is_last_U, 0.0, config.gamma * config.gamma_turn)
+    return Decay(config.gamma, turns.last_S, torch.from_numpy(factors_U))
 
 
 def discounted_returns(rewards_T: torch.Tensor, batch: DataProto, config: AlgorithmConfig) -> torch.Tensor:
@@ -202,26 +202,31 @@ def discounted_returns(rewards_T: torch.Tensor, batch: DataProto, config: Algori
 
 
 def gae_advantages(rewards_S: torch.Tensor, values_S: torch.Tensor, discount: Decay, lam: float) -> torch.Tensor:
-    """``S``: ``A[s] = r[s] + g[s] V[s + 1] - V[s] + g[s] lam A[s + 1]``, not whitened; ``g`` from `discounts`."""
-    deltas_S = torch.from_numpy(rewards_S.numpy() - values_S.numpy())
-    deltas_S[:-1].add_(values_S[1:], alpha=discount.common)
+    """``S``: ``A[s] = r[s] + g[s] V[s + 1] - V[s] + g[s] lam A[s + 1]``, not whitened; ``g`` from `discounts`.
+
+    ``rewards_S`` is used up.
+    """
     odd_O = torch.from_numpy(discount.odd_O)
     after_O = values_S[(odd_O + 1).clamp(max=len(values_S) - 1)]  # the last one ends a sequence and counts 0 times
-    deltas_S[odd_O] = rewards_S[odd_O] - values_S[odd_O] + discount.factors_O.float() * after_O
+    deltas_O = rewards_S[odd_O] - values_S[odd_O] + discount.factors_O.float() * after_O
+    # In place: on arrays of this size the page faults of fresh ones take longer than the arithmetic.
+    deltas_S = rewards_S.sub_(values_S)
+    deltas_S[:-1].add_(values_S[1:], alpha=discount.common)
+    deltas_S[odd_O] = deltas_O
     return suffix_sums(deltas_S, discount.times(lam))
 
 
-def whiten(values_S: torch.Tensor) -> torch.Tensor:
-    """Mean 0 and sample standard deviation 1, from float64 sums; all 0 when the values agree or there is only one."""
+def whiten_(values_S: torch.Tensor) -> torch.Tensor:
+    """``values_S``, changed in place to mean 0 and sample standard deviation 1, from float64 sums; all 0 when the
+    values agree or there is only one."""
     if len(values_S) < 2:
-        return torch.zeros_like(values_S)
+        return values_S.zero_()
     mean = _sum_of_products(values_S.numpy(), np.ones(1, np.float32)) / len(values_S)
-    centred_S = values_S.numpy() - np.float32(mean)
+    centred_S = values_S.sub_(float(np.float32(mean))).numpy()
     scale = (_sum_of_products(centred_S, centred_S) / (len(values_S) - 1)) ** 0.5
     if scale <= 1e-6 * abs(mean):  # nothing but rounding
-        return torch.zeros_like(values_S)
-    centred_S /= np.float32(scale + 1e-8)
-    return torch.from_numpy(centred_S)
+        return values_S.zero_()
+    return values_S.div_(float(np.float32(scale + 1e-8)))
 
 
 def _sum_of_products(left_S: np.ndarray, right_S: np.ndarray) -> float:
@@ -249,10 +254,10 @@ def _same_for_all_tokens(batch: DataProto, advantages_B: torch.Tensor) -> Advant
     return Advantages(torch.from_numpy(advantages_T))
 
 
-def _step_groups(batch: DataProto, sampled: SampledTokens, turns: Turns, returns_U: torch.Tensor) -> GroupStatistics:
+def _step_groups(batch: DataProto, turns: Turns, returns_U: torch.Tensor) -> GroupStatistics:
     """Statistics of the turns' returns among the turns of one group that answer the same observation."""
     assert batch.anchor_ids_T is not None
     # Both are hashes, so that an odd multiple of one plus the other is as good as the pair.
-    anchors_U = batch.anchor_ids_T[sampled.positions_S[turns.starts_U.numpy()]]
+    anchors_U = batch.anchor_ids_T[turns.starts_U]
     keys_U = 3 * batch.group_ids_B[turns.sequence_U] + anchors_U
     return GroupStatistics.of_scores(returns_U, keys_U, torch.ones(len(keys_U), dtype=torch.bool))
