@@ -149,6 +149,10 @@ class Conductor:
         return self._note_ending()
 
     def _start_training(self) -> None:
+        # Whoever looks after a run starts it when its servers are there; some are struck while it starts all the same.
+        while self.injector.strikes_servers:
+            self.injector.tick()
+            time.sleep(_TICK_S)
         self.training.start()
         self.injector.training_started()
         print(f"{_now()} start {len(self.training.endings) + 1}", flush=True)
@@ -194,8 +198,6 @@ class Conductor:
         findings.other += self.checks.problems
         if saved < steps:
             findings.lost.append(f"the last checkpoint is of step {saved}, and {steps} steps were trained")
-        self.training.replay(steps=saved, into=self._folder / "replayed")
-        last = f"global_step_{saved}"
         return Outcome(
             plan=self._plan,
             disk=self.disk.how,
@@ -206,10 +208,18 @@ class Conductor:
             ledger=ledger,
             checkpoints_checked=self.checks.num_checked,
             training_s=self.training.uptime_s,
-            replay_difference=difference(run / last, self._folder / "replayed" / last),
+            replay_difference=self._replay(f"global_step_{saved}", saved),
             left_over=left_over,
             sessions_left=sessions_left,
         )
+
+    def _replay(self, last: str, steps: int) -> str:
+        """How the last checkpoint differs from that of an undisturbed training on the same trajectories."""
+        try:
+            self.training.replay(steps=steps, into=self._folder / "replayed")
+        except RuntimeError as error:
+            return str(error)
+        return difference(self.training.folder / last, self._folder / "replayed" / last)
 
 
 class _Standstill:

@@ -85,6 +85,11 @@ class Injector:
         """All faults that were given are injected, and none goes on."""
         return not self._given and not self._ends
 
+    @property
+    def strikes_servers(self) -> bool:
+        """True while a server is down or hangs."""
+        return any(server.name in self._busy for server in self._servers)
+
     def tick(self) -> None:
         """End what is due to end, and begin what is due to begin."""
         self._end_due(time.monotonic())
@@ -215,7 +220,7 @@ class Injector:
         fair = [server for server in self._servers if server.gate.weather == FAIR]
         if not fair:
             return False
-        gate, lasts_s = self._dice.choice(fair).gate, self._dice.uniform(3, 15)
+        gate, lasts_s = self._dice.choice(fair).gate, self._dice.uniform(*self._plan.weather_s)
         gate.weather = weather
 
         def end() -> None:

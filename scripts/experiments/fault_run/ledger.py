@@ -30,7 +30,7 @@ class Ledger:
         with self._lock:
             self._file.write(line)
             self.num_calls += 1
-            self.num_steps += path == "/step"
+            self.num_steps += path == "/step" and status == 200  # a look whether there is such a path has another
 
     def close(self) -> None:
         self._file.close()

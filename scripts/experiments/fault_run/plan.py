@@ -51,6 +51,8 @@ class RunPlan:
     """Mean time between two faults of servers and network."""
     run_gap_s: float = 75.0
     """Mean time between the first progress of a training process and the next fault of the run itself."""
+    weather_s: tuple[float, float] = (3.0, 15.0)
+    """Shortest and longest time for which the network spoils calls."""
     disk_full_s: tuple[float, float] = (5.0, 25.0)
     """Shortest and longest time for which the disk is full."""
     items_per_task: int = 24

@@ -55,9 +55,7 @@ def pick_items(task: str, number: int) -> list[Item]:
 def child_environment() -> dict[str, str]:
     """Of all processes that a fault run starts: the code of this very checkout, and one thread."""
     code = os.pathsep.join([str(ROOT), str(ROOT / "scripts" / "experiments")])
-    # Ray gives up a start after 30 s, which a machine that does much else may take.
-    patience = {"RAY_raylet_start_wait_time_s": "180"}
-    return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": code, "HF_HUB_OFFLINE": "1"} | patience
+    return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": code, "HF_HUB_OFFLINE": "1"}
 
 
 def _make_base(folder: Path, shown: list[Conversation], *, seed: int) -> None:

@@ -16,11 +16,14 @@ import psutil
 from fault_run.faulty_model import TRIGGER_VARIABLE
 from fault_run.plan import RunPlan
 from fault_run.prepare import ROOT, TASKS, Inputs, child_environment
+from verl.agent_trainer.entry import EXIT_CONFIG
 from verl.utils.tracking import METRICS_FILE, read_metrics
 
 _MANY_STEPS = 100_000
 """More than any run gets to: it ends by SIGTERM."""
 _LAST_WORDS_S = 1.0
+_REPLAY_TRIES = 3
+"""Of which Ray may fail to start some, on a machine that does much else."""
 _RESUMED = re.compile(r"^resumed from \S+, after step (\d+)$", re.MULTILINE)
 
 
@@ -60,9 +63,9 @@ class Training:
 
     @property
     def uptime_s(self) -> float:
-        """Of all starts together."""
+        """Of all starts together, but for those that were refused, as for want of a server."""
         now = time.monotonic() - self._started if self._process is not None else 0.0
-        return sum(ending.uptime_s for ending in self.endings) + now
+        return sum(ending.uptime_s for ending in self.endings if ending.status != EXIT_CONFIG) + now
 
     def start(self) -> None:
         self._started = time.monotonic()
@@ -148,8 +151,12 @@ class Training:
         }
         kept = [argument for argument in self.command if argument.partition("=")[0] not in changed]
         command = [*kept, *(f"{key}={value}" for key, value in changed.items())]
-        with (self._logs / "replay.log").open("wb") as log:
-            subprocess.run(command, check=True, stdout=log, stderr=log, env=child_environment(), cwd=ROOT)
+        for _ in range(_REPLAY_TRIES):
+            with (self._logs / "replay.log").open("wb") as log:
+                ended = subprocess.run(command, stdout=log, stderr=log, env=child_environment(), cwd=ROOT)
+            if ended.returncode == 0:
+                return
+        raise RuntimeError(f"the replay failed: see {self._logs / 'replay.log'}")
 
     def _command(self, inputs: Inputs, addresses: dict[str, list[str]]) -> list[str]:
         plan = self._plan
