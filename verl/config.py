@@ -12,12 +12,14 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from agentgym_rl.agent.strategies import AgentChoice
 from agentgym_rl.client.addresses import addresses_by_task
 from agentgym_rl.errors import ConfigError
+from agentgym_rl.rollout.handler import TokenLimits
 from agentgym_rl.rounds import Patience, RoundScheduler, make_scheduler
+from agentgym_rl.types import SamplingParams
 
 
 def _one_of(key: str, value: Any, allowed: Iterable[Any]) -> None:
@@ -193,21 +195,128 @@ class OptimConfig:
 
 
 @dataclass
-class FSDPConfig:
+class RefFSDPConfig:
     """Where a sharded model waits while others use the device; no effect on results, and none on a CPU."""
 
     param_offload: bool = False
     """Keep parameters in host memory between the calls that need them."""
+
+
+@dataclass
+class FSDPConfig(RefFSDPConfig):
     optimizer_offload: bool = False
     """Keep the optimizer's state in host memory between updates."""
 
 
-@dataclass
-class RefFSDPConfig:
-    """As `FSDPConfig`, for a model without optimizer."""
+LOGGERS = ("console", "jsonl", "tensorboard", "wandb", "mlflow")
 
-    param_offload: bool = False
-    """Keep parameters in host memory between the calls that need them."""
+
+@dataclass
+class WorkersConfig:
+    """The processes that do a run's work."""
+
+    nnodes: int = 1
+    """Machines that take part."""
+    n_gpus_per_node: int = 1
+    """Workers per node: one per GPU, or one per process on a CPU."""
+    device: str = "auto"
+    """``cuda``, ``cpu``, or ``auto`` (cuda where there is one)."""
+    worker_group: str = "ray"
+    """``ray``, or ``local``: everything in the driver's process, for debugging on one device."""
+    num_threads: int | None = None
+    """Threads of torch per worker; None shares the machine's cores out among its workers."""
+    dry_run: bool = False
+    """Check what can be checked without the model's weights and a server, print the plan, and end."""
+
+    def __post_init__(self) -> None:
+        _one_of("trainer.device", self.device, ("auto", "cpu", "cuda"))
+        _one_of("trainer.worker_group", self.worker_group, ("ray", "local"))
+        _at_least("trainer.nnodes", self.nnodes, 1)
+        _at_least("trainer.n_gpus_per_node", self.n_gpus_per_node, 1)
+        if self.worker_group == "local" and self.world_size != 1:
+            raise ConfigError(
+                f"trainer.worker_group=local with trainer.nnodes={self.nnodes} x trainer.n_gpus_per_node="
+                f"{self.n_gpus_per_node}: local runs one worker in the driver's process; take ray, or 1 x 1"
+            )
+        if self.num_threads is not None:
+            _at_least("trainer.num_threads", self.num_threads, 1)
+
+    @property
+    def world_size(self) -> int:
+        return self.nnodes * self.n_gpus_per_node
+
+    def check_engine_groups(self, key: str, rollout: RolloutConfig) -> None:
+        """Raise `ConfigError`, in which ``key`` names the number of devices, when an engine would span machines."""
+        if self.n_gpus_per_node % rollout.tensor_model_parallel_size:
+            raise ConfigError(
+                f"{key}={rollout.tensor_model_parallel_size} must divide trainer.n_gpus_per_node={self.n_gpus_per_node}"
+            )
+
+
+@dataclass
+class TrainingRunConfig(WorkersConfig):
+    """A training run: its length, and what is kept of it."""
+
+    total_epochs: int = 1
+    """Passes over the training data, unless ``total_training_steps`` is given."""
+    total_training_steps: int | None = None
+    """Training steps; None means ``total_epochs`` x batches of an epoch."""
+    default_local_dir: str = "saves/default"
+    """Folder of checkpoints, metrics and trajectories."""
+    save_freq: int = -1
+    """Save every so many steps; -1 saves only at the end."""
+    test_freq: int = -1
+    """Validate by rollouts every so many steps, and at the end; -1 never."""
+    val_before_train: bool = False
+    """Validate once before the first step."""
+    resume_mode: str = "auto"
+    """``auto`` (from the latest checkpoint in ``default_local_dir``, if any), ``disable``, or ``resume_path``."""
+    resume_from_path: str | None = None
+    """A folder ``global_step_<N>``, for ``resume_mode=resume_path``."""
+    max_actor_ckpt_to_keep: int | None = None
+    """Older checkpoints are removed once a new one is complete; None keeps all."""
+    async_save: bool = True
+    """Write checkpoints while training goes on, from a copy in host memory as large as they are; False waits."""
+    project_name: str = "agentgym-rl"
+    """The project under which trackers list the run."""
+    experiment_name: str = "default"
+    """The run's name there."""
+    logger: list[str] = field(default_factory=lambda: ["console", "jsonl"])
+    """Where metrics go: any of ``console``, ``jsonl``, ``tensorboard``, ``wandb``, ``mlflow``."""
+    seed: int = 0
+    """Seed of random numbers; the order of the data has its own, ``data.seed``."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _at_least("trainer.total_epochs", self.total_epochs, 1)
+        if self.total_training_steps is not None:
+            _at_least("trainer.total_training_steps", self.total_training_steps, 1)
+        for name in self.logger:
+            _one_of("trainer.logger", name, LOGGERS)
+        self._check_checkpoints()
+
+    def _check_checkpoints(self) -> None:
+        _one_of("trainer.resume_mode", self.resume_mode, ("auto", "disable", "resume_path"))
+        for name in ("save_freq", "test_freq"):
+            value = getattr(self, name)
+            if value < 1 and value != -1:
+                raise ConfigError(f"trainer.{name}={value!r}: must be at least 1, or -1")
+        if self.resume_mode == "resume_path" and not self.resume_from_path:
+            raise ConfigError(
+                "trainer.resume_mode=resume_path needs trainer.resume_from_path, a folder global_step_<N>"
+            )
+        if self.resume_mode != "resume_path" and self.resume_from_path:
+            raise ConfigError(
+                f"trainer.resume_from_path={self.resume_from_path!r} with trainer.resume_mode={self.resume_mode}: "
+                "a path is used only with resume_mode=resume_path"
+            )
+        if self.max_actor_ckpt_to_keep is not None:
+            _at_least("trainer.max_actor_ckpt_to_keep", self.max_actor_ckpt_to_keep, 1)
+
+    @property
+    def validates(self) -> bool:
+        """True when the model is evaluated by rollouts during training."""
+        return self.test_freq > 0 or self.val_before_train
 
 
 # ------------------------------------------------------------------------------------------------------------------ PPO
@@ -358,6 +467,13 @@ class EvalSamplingConfig:
         _check_sampling("rollout.val_kwargs", self.temperature, self.top_p, self.top_k)
 
 
+class TrajectoryLengths(Protocol):
+    """What the ``data`` branches of all programs that play have in common."""
+
+    max_prompt_length: int
+    max_response_length: int
+
+
 @dataclass
 class RolloutConfig:
     """How trajectories are sampled."""
@@ -412,6 +528,23 @@ class RolloutConfig:
         if not 0 <= self.max_failed_fraction < 1:
             raise ConfigError(f"rollout.max_failed_fraction={self.max_failed_fraction!r}: must be in [0, 1)")
         _at_least("rollout.tensor_model_parallel_size", self.tensor_model_parallel_size, 1)
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """How turns are sampled, those of validation apart."""
+        return SamplingParams(
+            max_tokens=self.max_tokens, temperature=self.temperature, top_p=self.top_p, top_k=self.top_k
+        )
+
+    @property
+    def val_sampling(self) -> SamplingParams:
+        """How the turns of validation are sampled."""
+        how = self.val_kwargs
+        return SamplingParams(max_tokens=self.max_tokens, temperature=how.temperature, top_p=how.top_p, top_k=how.top_k)
+
+    def limits(self, data: TrajectoryLengths) -> TokenLimits:
+        """The token budgets of a trajectory."""
+        return TokenLimits(data.max_prompt_length, data.max_response_length, self.max_tokens, self.max_model_len)
 
 
 @dataclass
@@ -634,33 +767,6 @@ class AlgorithmConfig:
         _above("algorithm.rollout_is_threshold", self.rollout_is_threshold, 0)
 
 
-LOGGERS = ("console", "jsonl", "tensorboard", "wandb", "mlflow")
-
-
-def _check_workers(trainer: TrainerConfig | GenerationTrainerConfig | SFTTrainerConfig) -> None:
-    _one_of("trainer.device", trainer.device, ("auto", "cpu", "cuda"))
-    _one_of("trainer.worker_group", trainer.worker_group, ("ray", "local"))
-    _at_least("trainer.nnodes", trainer.nnodes, 1)
-    _at_least("trainer.n_gpus_per_node", trainer.n_gpus_per_node, 1)
-    if trainer.worker_group == "local" and trainer.world_size != 1:
-        raise ConfigError(
-            f"trainer.worker_group=local with trainer.nnodes={trainer.nnodes} x trainer.n_gpus_per_node="
-            f"{trainer.n_gpus_per_node}: local runs one worker in the driver's process; take ray, or 1 x 1"
-        )
-    if trainer.num_threads is not None:
-        _at_least("trainer.num_threads", trainer.num_threads, 1)
-
-
-def _check_engine_groups(
-    key: str, rollout: RolloutConfig, trainer: TrainerConfig | GenerationTrainerConfig | SFTTrainerConfig
-) -> None:
-    """An engine spans devices of one machine."""
-    if trainer.n_gpus_per_node % rollout.tensor_model_parallel_size:
-        raise ConfigError(
-            f"{key}={rollout.tensor_model_parallel_size} must divide trainer.n_gpus_per_node={trainer.n_gpus_per_node}"
-        )
-
-
 @dataclass
 class RayInitConfig:
     """The Ray that runs the workers, for ``trainer.worker_group=ray``."""
@@ -684,69 +790,11 @@ class RayInitConfig:
                 )
 
 
-def _check_length(trainer: TrainerConfig | SFTTrainerConfig) -> None:
-    _at_least("trainer.total_epochs", trainer.total_epochs, 1)
-    if trainer.total_training_steps is not None:
-        _at_least("trainer.total_training_steps", trainer.total_training_steps, 1)
-    for name in trainer.logger:
-        _one_of("trainer.logger", name, LOGGERS)
-
-
-def _check_checkpoints(trainer: TrainerConfig | SFTTrainerConfig) -> None:
-    _one_of("trainer.resume_mode", trainer.resume_mode, ("auto", "disable", "resume_path"))
-    for name in ("save_freq", "test_freq"):
-        value = getattr(trainer, name)
-        if value < 1 and value != -1:
-            raise ConfigError(f"trainer.{name}={value!r}: must be at least 1, or -1")
-    if trainer.resume_mode == "resume_path" and not trainer.resume_from_path:
-        raise ConfigError("trainer.resume_mode=resume_path needs trainer.resume_from_path, a folder global_step_<N>")
-    if trainer.resume_mode != "resume_path" and trainer.resume_from_path:
-        raise ConfigError(
-            f"trainer.resume_from_path={trainer.resume_from_path!r} with trainer.resume_mode={trainer.resume_mode}: "
-            "a path is used only with resume_mode=resume_path"
-        )
-    if trainer.max_actor_ckpt_to_keep is not None:
-        _at_least("trainer.max_actor_ckpt_to_keep", trainer.max_actor_ckpt_to_keep, 1)
-
-
 @dataclass
-class TrainerConfig:
+class TrainerConfig(TrainingRunConfig):
     """The run: length, devices, logs, checkpoints."""
 
-    total_epochs: int = 1
-    """Passes over the training data, unless ``total_training_steps`` is given."""
-    total_training_steps: int | None = None
-    """Training steps; None means ``total_epochs`` x batches of an epoch."""
-    project_name: str = "agentgym-rl"
-    """The project under which trackers list the run."""
-    experiment_name: str = "default"
-    """The run's name there."""
     logger: list[str] = field(default_factory=lambda: ["console", "jsonl", "tensorboard"])
-    """Where metrics go: any of ``console``, ``jsonl``, ``tensorboard``, ``wandb``, ``mlflow``."""
-    nnodes: int = 1
-    """Machines that take part."""
-    n_gpus_per_node: int = 1
-    """Workers per node: one per GPU, or one per process on a CPU."""
-    device: str = "auto"
-    """``cuda``, ``cpu``, or ``auto`` (cuda where there is one)."""
-    worker_group: str = "ray"
-    """``ray``, or ``local``: everything in the driver's process, for debugging on one device."""
-    default_local_dir: str = "saves/default"
-    """Folder of checkpoints, metrics and trajectories."""
-    save_freq: int = -1
-    """Save every so many steps; -1 saves only at the end."""
-    test_freq: int = -1
-    """Validate every so many steps; -1 never."""
-    val_before_train: bool = False
-    """Validate once before the first step."""
-    resume_mode: str = "auto"
-    """``auto`` (from the latest checkpoint in ``default_local_dir``, if any), ``disable``, or ``resume_path``."""
-    resume_from_path: str | None = None
-    """A folder ``global_step_<N>``, for ``resume_mode=resume_path``."""
-    max_actor_ckpt_to_keep: int | None = None
-    """Older checkpoints are removed once a new one is complete; None keeps all."""
-    async_save: bool = True
-    """Write checkpoints while training goes on, from a copy in host memory as large as they are; False waits."""
     peak_tflops_per_device: float | None = None
     """Dense 16-bit peak of one device, for the model FLOPs utilisation; None takes it by the GPU's name, if known."""
     critic_warmup: int = 0
@@ -761,19 +809,11 @@ class TrainerConfig:
     """What is kept of each sampled token for the viewer, in ``default_local_dir/token_values``: ``none``; ``computed``:
     advantages, and what else the step computes (log-probs, values); ``all``: log-probs and entropies in any case, at
     the cost of two passes."""
-    seed: int = 0
-    """Seed of random numbers; the order of the data has its own, ``data.seed``."""
-    num_threads: int | None = None
-    """Threads of torch per worker; None shares the machine's cores out among its workers."""
-    dry_run: bool = False
-    """Check what can be checked without the model's weights and a server, print the plan, and end."""
 
     def __post_init__(self) -> None:
-        _check_workers(self)
-        _check_length(self)
+        super().__post_init__()
         _at_least("trainer.critic_warmup", self.critic_warmup, 0)
         _one_of("trainer.token_values", self.token_values, ("none", "computed", "all"))
-        _check_checkpoints(self)
         self._check_halves()
         if self.peak_tflops_per_device is not None:
             _above("trainer.peak_tflops_per_device", self.peak_tflops_per_device, 0)
@@ -789,7 +829,7 @@ class TrainerConfig:
             )
         half = "trainer.rollout_only=True" if self.rollout_only else f"trainer.replay={self.replay!r}"
         reason = "no policy changes" if self.rollout_only else "there is no engine to validate with"
-        if self.test_freq > 0 or self.val_before_train:
+        if self.validates:
             name = "test_freq" if self.test_freq > 0 else "val_before_train"
             raise ConfigError(f"trainer.{name}={getattr(self, name)!r} with {half}: must be off, since {reason}")
         if self.rollout_only and self.resume_mode == "resume_path":
@@ -797,10 +837,6 @@ class TrainerConfig:
                 f"trainer.resume_mode=resume_path with {half}: give the checkpoint's actor/huggingface folder as "
                 "actor_rollout_ref.model.path"
             )
-
-    @property
-    def world_size(self) -> int:
-        return self.nnodes * self.n_gpus_per_node
 
 
 def _check_enough_for_workers(key: str, batch: int, n_key: str, n: int, trainer: TrainerConfig) -> None:
@@ -841,7 +877,7 @@ class PPOConfig:
                 f"actor_rollout_ref.rollout.top_p={rollout.top_p}, top_k={rollout.top_k}: training samples from the "
                 "full distribution (top_p=1, top_k=-1); a cut would make the trained log-probabilities wrong"
             )
-        _check_engine_groups("actor_rollout_ref.rollout.tensor_model_parallel_size", rollout, self.trainer)
+        self.trainer.check_engine_groups("actor_rollout_ref.rollout.tensor_model_parallel_size", rollout)
         if self.trainer.world_size % actor.ulysses_sequence_parallel_size:
             raise ConfigError(
                 f"actor_rollout_ref.actor.ulysses_sequence_parallel_size={actor.ulysses_sequence_parallel_size} must "
@@ -930,6 +966,13 @@ class PPOConfig:
         return self.actor_rollout_ref.actor.use_kl_loss or self.reward_kl_coef > 0
 
     @property
+    def shares_prefixes(self) -> bool:
+        """True when the actor computes once what trajectories of a group begin with."""
+        actor = self.actor_rollout_ref.actor
+        splits = actor.ppo_micro_batch_size_per_gpu is not None or actor.ulysses_sequence_parallel_size > 1
+        return self.actor_rollout_ref.model.share_prefixes and not splits
+
+    @property
     def has_full_kl_reward(self) -> bool:
         return self.reward_kl_coef > 0 and self.algorithm.kl_penalty == FULL_KL
 
@@ -974,29 +1017,6 @@ class GenerationAgentGymConfig(AgentGymConfig):
 
 
 @dataclass
-class GenerationTrainerConfig:
-    nnodes: int = 1
-    """Machines that take part."""
-    n_gpus_per_node: int = 1
-    """Workers per node: one per GPU, or one per process on a CPU."""
-    device: str = "auto"
-    """``cuda``, ``cpu``, or ``auto`` (cuda where there is one)."""
-    worker_group: str = "ray"
-    """``ray``, or ``local``: everything in the driver's process, for debugging on one device."""
-    num_threads: int | None = None
-    """Threads of torch per worker; None shares the machine's cores out among its workers."""
-    dry_run: bool = False
-    """Check what can be checked without the model's weights and a server, print the plan, and end."""
-
-    def __post_init__(self) -> None:
-        _check_workers(self)
-
-    @property
-    def world_size(self) -> int:
-        return self.nnodes * self.n_gpus_per_node
-
-
-@dataclass
 class GenerationConfig:
     """Root of ``python -m verl.agent_trainer.main_generation``."""
 
@@ -1004,7 +1024,7 @@ class GenerationConfig:
     agentgym: GenerationAgentGymConfig = field(default_factory=GenerationAgentGymConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
-    trainer: GenerationTrainerConfig = field(default_factory=GenerationTrainerConfig)
+    trainer: WorkersConfig = field(default_factory=WorkersConfig)
     ray_init: RayInitConfig = field(default_factory=RayInitConfig)
 
     def __post_init__(self) -> None:
@@ -1012,7 +1032,7 @@ class GenerationConfig:
             raise ConfigError(f"rollout.n={self.rollout.n}: an evaluation takes data.n_samples trajectories per item")
         if self.rollout.val_kwargs != EvalSamplingConfig():
             raise ConfigError("rollout.val_kwargs: an evaluation samples by rollout.temperature, top_p and top_k")
-        _check_engine_groups("rollout.tensor_model_parallel_size", self.rollout, self.trainer)
+        self.trainer.check_engine_groups("rollout.tensor_model_parallel_size", self.rollout)
 
 
 # ------------------------------------------------------------------------------------------------------------------ SFT
@@ -1064,72 +1084,26 @@ class ValidationAgentGymConfig(GenerationAgentGymConfig):
 
 
 @dataclass
-class SFTTrainerConfig:
-    total_epochs: int = 1
-    """Passes over the training data, unless ``total_training_steps`` is given."""
-    total_training_steps: int | None = None
-    """Optimizer steps; None means ``total_epochs`` x batches of an epoch."""
+class SFTTrainerConfig(TrainingRunConfig):
+    default_local_dir: str = "saves/sft"
+    """Folder of checkpoints and metrics; the trained model is in ``<default_local_dir>/huggingface`` at the end."""
+    experiment_name: str = "sft"
     max_time_s: float | None = None
     """Stop and save after this many seconds of training, if earlier."""
     max_token_len_per_gpu: int = 16384
     """Token budget of one packed micro-batch; no effect on the result."""
     grad_clip: float = 1.0
     """Largest gradient norm; 0 turns clipping off."""
-    default_local_dir: str = "saves/sft"
-    """Folder of checkpoints and metrics; the trained model is in ``<default_local_dir>/huggingface`` at the end."""
-    save_freq: int = -1
-    """Save every so many steps; -1 saves only at the end."""
-    test_freq: int = -1
-    """Validate by rollouts every so many steps, and at the end; -1 never."""
-    val_before_train: bool = False
-    """Validate once before the first step."""
-    resume_mode: str = "auto"
-    """``auto`` (from the latest checkpoint in ``default_local_dir``, if any), ``disable``, or ``resume_path``."""
-    resume_from_path: str | None = None
-    """A folder ``global_step_<N>``, for ``resume_mode=resume_path``."""
-    max_actor_ckpt_to_keep: int | None = None
-    """Older checkpoints are removed once a new one is complete; None keeps all."""
-    async_save: bool = True
-    """Write checkpoints while training goes on, from a copy in host memory as large as they are; False waits."""
-    project_name: str = "agentgym-rl"
-    """The project under which trackers list the run."""
-    experiment_name: str = "sft"
-    """The run's name there."""
-    logger: list[str] = field(default_factory=lambda: ["console", "jsonl"])
-    """Where metrics go: any of ``console``, ``jsonl``, ``tensorboard``, ``wandb``, ``mlflow``."""
     log_freq: int = 10
     """Print metrics every so many steps."""
-    nnodes: int = 1
-    """Machines that take part."""
-    n_gpus_per_node: int = 1
-    """Workers per node: one per GPU, or one per process on a CPU."""
-    device: str = "auto"
-    """``cuda``, ``cpu``, or ``auto`` (cuda where there is one)."""
-    worker_group: str = "ray"
-    """``ray``, or ``local``: everything in the driver's process, for debugging on one device."""
-    seed: int = 0
-    """Seed of random numbers; the order of the data has its own, ``data.seed``."""
-    num_threads: int | None = None
-    """Threads of torch per worker; None shares the machine's cores out among its workers."""
 
     def __post_init__(self) -> None:
-        _check_workers(self)
-        _check_length(self)
-        _check_checkpoints(self)
+        super().__post_init__()
         _at_least("trainer.log_freq", self.log_freq, 1)
         _at_least("trainer.max_token_len_per_gpu", self.max_token_len_per_gpu, 1)
         _at_least("trainer.grad_clip", self.grad_clip, 0)
         if self.max_time_s is not None:
             _above("trainer.max_time_s", self.max_time_s, 0)
-
-    @property
-    def world_size(self) -> int:
-        return self.nnodes * self.n_gpus_per_node
-
-    @property
-    def validates(self) -> bool:
-        """True when the model is evaluated by rollouts during training."""
-        return self.test_freq > 0 or self.val_before_train
 
 
 @dataclass
@@ -1152,7 +1126,7 @@ class SFTConfig:
                 "at least one row; the nearest that work are "
                 f"data.train_batch_size={self.trainer.world_size}, or {self.data.train_batch_size} workers"
             )
-        _check_engine_groups("rollout.tensor_model_parallel_size", self.rollout, self.trainer)
+        self.trainer.check_engine_groups("rollout.tensor_model_parallel_size", self.rollout)
         for name, default in (("n", 1), ("temperature", 1.0), ("top_p", 1.0), ("top_k", -1)):
             if getattr(self.rollout, name) != default:
                 raise ConfigError(
@@ -1345,7 +1319,7 @@ class AgentEvolConfig:
     ray_init: RayInitConfig = field(default_factory=RayInitConfig)
 
     def __post_init__(self) -> None:
-        _check_engine_groups("rollout.tensor_model_parallel_size", self.rollout, self.trainer)
+        self.trainer.check_engine_groups("rollout.tensor_model_parallel_size", self.rollout)
         if self.data.train_batch_size < self.trainer.world_size:
             raise ConfigError(
                 f"data.train_batch_size={self.data.train_batch_size} on {self.trainer.world_size} workers: must be at "

@@ -44,6 +44,11 @@ class TokenLimits:
     max_model_len: int
     """Tokens of the whole sequence."""
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest trajectory that all of them allow."""
+        return min(self.max_model_len, self.max_prompt_length + self.max_response_length)
+
 
 @dataclass(frozen=True, slots=True)
 class RolloutRequest:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import tempfile
@@ -20,18 +19,16 @@ from agentgym_rl.types import Item
 from verl.agent_trainer.capacity import hold_to_capacity
 from verl.config import (
     AgentEvolConfig,
-    AgentEvolDataConfig,
     AgentGymConfig,
-    DataConfig,
     DPOConfig,
     GenerationConfig,
-    GenerationDataConfig,
     ModelConfig,
     PPOConfig,
     RolloutConfig,
     SFTConfig,
-    SFTDataConfig,
+    TrajectoryLengths,
 )
+from verl.models.shapes import read_config
 from verl.utils.devices import resolve_device
 from verl.utils.model_folder import find_model
 from verl.utils.tracking import check_loggers
@@ -56,7 +53,7 @@ def check_ppo_inputs(config: PPOConfig) -> RunItems:
     check_model_path(branch.model)
     report_beyond_context(branch.model, config.data, branch.rollout)
     if config.needs_critic:
-        check_model_path(config.critic.model.resolved(branch.model))
+        check_model_path(config.critic.model.resolved(branch.model), "critic.model.path")
     for key, folder in ppo_output_folders(config).items():
         check_output_folder(key, folder)
     if not config.trainer.replay:
@@ -128,26 +125,51 @@ def check_generation_settings(config: GenerationConfig) -> tuple[Item, ...]:
 def check_sft_inputs(config: SFTConfig) -> tuple[Item, ...]:
     """The same for supervised and preference training; returns the items of validation, none where nothing is
     validated."""
-    check_loggers(config.trainer.logger)
-    if not Path(config.data.train_file).is_file():
-        raise ConfigError(f"data.train_file={config.data.train_file!r}: no such file")
-    items = _validation_items(config) if config.trainer.validates else ()
+    items = check_sft_settings(config)
     check_model_path(config.model)
-    check_output_folder("trainer.default_local_dir", config.trainer.default_local_dir)
+    for key, folder in sft_output_folders(config).items():
+        check_output_folder(key, folder)
     if items:
         _check_played(config, max_at_once=len(items) * config.rollout.val_kwargs.n)
     return items
 
 
+def check_sft_settings(config: SFTConfig) -> tuple[Item, ...]:
+    """The part of it that needs neither model nor server nor device, and makes no folders."""
+    check_loggers(config.trainer.logger)
+    if not Path(config.data.train_file).is_file():
+        raise ConfigError(f"data.train_file={config.data.train_file!r}: no such file")
+    return _validation_items(config) if config.trainer.validates else ()
+
+
+def sft_output_folders(config: SFTConfig) -> dict[str, str]:
+    """Folders that a training on data writes to, by key."""
+    folders = {"trainer.default_local_dir": config.trainer.default_local_dir}
+    if config.trainer.validates and config.rollout.rollout_log_dir is not None:
+        folders["rollout.rollout_log_dir"] = config.rollout.rollout_log_dir
+    return folders
+
+
 def check_dpo_inputs(config: DPOConfig) -> tuple[Item, ...]:
     """The same for preference training, with its reference."""
     if config.ref.path is not None:
-        check_model_path(ModelConfig(path=config.ref.path))
+        check_model_path(ModelConfig(path=config.ref.path), "ref.path")
     return check_sft_inputs(config)
 
 
 def check_agentevol_inputs(config: AgentEvolConfig) -> RunItems:
     """The same for AgentEvol."""
+    items = check_agentevol_settings(config)
+    check_model_path(config.model)
+    if config.algorithm.first_policy is not None:
+        check_model_path(ModelConfig(path=config.algorithm.first_policy), "algorithm.first_policy")
+    check_output_folder("trainer.default_local_dir", config.trainer.default_local_dir)
+    _check_played(config, max_at_once=max_played_at_once(config, items))
+    return items
+
+
+def check_agentevol_settings(config: AgentEvolConfig) -> RunItems:
+    """The part of it that needs neither model nor server nor device, and makes no folders."""
     check_loggers(config.trainer.logger)
     tasks = known_tasks_of(config.agentgym)
     items = RunItems(
@@ -156,14 +178,14 @@ def check_agentevol_inputs(config: AgentEvolConfig) -> RunItems:
     )
     if config.data.base_file is not None and not Path(config.data.base_file).is_file():
         raise ConfigError(f"data.base_file={config.data.base_file!r}: no such file")
-    check_model_path(config.model)
-    if config.algorithm.first_policy is not None:
-        check_model_path(ModelConfig(path=config.algorithm.first_policy))
-    check_output_folder("trainer.default_local_dir", config.trainer.default_local_dir)
+    return items
+
+
+def max_played_at_once(config: AgentEvolConfig, items: RunItems) -> int:
+    """Most trajectories that exploration or evaluation has in flight."""
     explored = min(config.data.gen_batch_size, len(items.train)) * config.rollout.n
     evaluated = min(config.data.gen_batch_size, len(items.val)) * config.rollout.val_kwargs.n
-    _check_played(config, max_at_once=max(explored, evaluated))
-    return items
+    return max(explored, evaluated)
 
 
 def _validation_items(config: SFTConfig) -> tuple[Item, ...]:
@@ -188,45 +210,40 @@ def report_overlap(train: Sequence[Item], val: Sequence[Item]) -> None:
         print(f"warning: {len(shared)} items are in data.train_file and in data.val_file: {shown}", flush=True)
 
 
-def check_model_path(config: ModelConfig) -> None:
-    """A folder with a ``config.json``, or a name that the hub (or its cache on this machine) knows."""
-    if is_model_folder(config):
+def check_model_path(config: ModelConfig, key: str = "model.path") -> None:
+    """A folder with a ``config.json``, or a name that the hub (or its cache on this machine) knows.
+
+    Raises `ConfigError`, in which ``key`` is what the user gave the path by.
+    """
+    if is_model_folder(config, key):
         return
     folder = Path(config.path)
     # A hub name is `name` or `owner/name`; anything else was meant as a path.
     if folder.is_absolute() or config.path.startswith(".") or len(folder.parts) > 2:
-        raise ConfigError(f"model.path={config.path!r}: no such folder")
-    _check_hub(config.path)
+        raise ConfigError(f"{key}={config.path!r}: no such folder")
+    _check_hub(config.path, key)
 
 
-def is_model_folder(config: ModelConfig) -> bool:
+def is_model_folder(config: ModelConfig, key: str = "model.path") -> bool:
     """True for a folder with a ``config.json``, False where nothing is; `ConfigError` for any other folder or file."""
     folder = Path(config.path)
     if (folder / "config.json").is_file():
         return True
     if folder.exists():
-        raise ConfigError(f"model.path={config.path!r}: has no config.json, so it is no Hugging Face model folder")
+        raise ConfigError(f"{key}={config.path!r}: has no config.json, so it is no Hugging Face model folder")
     return False
 
 
-def report_beyond_context(
-    model: ModelConfig,
-    data: DataConfig | GenerationDataConfig | SFTDataConfig | AgentEvolDataConfig,
-    rollout: RolloutConfig,
-) -> None:
+def report_beyond_context(model: ModelConfig, data: TrajectoryLengths, rollout: RolloutConfig) -> None:
     """Say so when sequences may grow longer than the model's ``config.json`` says that it can read.
 
     The ``vllm`` engine refuses that when it starts. transformers, and so the ``hf`` engine, goes on: what is sampled
     beyond is of little worth.
     """
-    path = Path(model.path) / "config.json"
-    try:
-        fields = json.loads(path.read_text()) if path.is_file() else {}
-    except ValueError as error:
-        raise ConfigError(f"model.path={model.path!r}: its config.json is not JSON: {error}") from error
+    fields = read_config(model.path) or {}
     context = fields.get("max_position_embeddings")
     scaling = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
-    longest = min(rollout.max_model_len, data.max_prompt_length + data.max_response_length)
+    longest = rollout.limits(data).longest
     if context is not None and longest > context * scaling.get("factor", 1):
         print(
             f"warning: sequences may have {longest} tokens (data.max_prompt_length={data.max_prompt_length}, "
@@ -236,7 +253,7 @@ def report_beyond_context(
         )
 
 
-def _check_hub(name: str) -> None:
+def _check_hub(name: str, key: str) -> None:
     """Look the name up, for so long: without a network the hub's library goes on trying for half a minute."""
     problems: SimpleQueue[str | None] = SimpleQueue()
     # A daemon, because the look-up cannot be stopped and must not keep the process from ending.
@@ -246,7 +263,7 @@ def _check_hub(name: str) -> None:
     except Empty:
         problem = f"no answer within {_HUB_WAIT_S:g} s; download the model, and give its folder"
     if problem is not None:
-        raise ConfigError(f"model.path={name!r}: no such folder, and not found on the hub: {problem}")
+        raise ConfigError(f"{key}={name!r}: no such folder, and not found on the hub: {problem}")
 
 
 def _hub_problem(name: str) -> str | None:

@@ -3,20 +3,45 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+from agentgym_rl.agent.chat import ChatTemplate
 from verl.agent_trainer.checks import (
     RunItems,
+    check_agentevol_settings,
     check_can_be_made,
     check_generation_settings,
     check_ppo_settings,
+    check_sft_settings,
     is_model_folder,
+    max_played_at_once,
     ppo_output_folders,
     report_beyond_context,
+    sft_output_folders,
 )
-from verl.config import AgentGymConfig, GenerationConfig, ModelConfig, PPOConfig
+from verl.config import (
+    AgentEvolConfig,
+    AgentGymConfig,
+    DPOConfig,
+    GenerationConfig,
+    ModelConfig,
+    PPOConfig,
+    RolloutConfig,
+    SFTConfig,
+    TrajectoryLengths,
+)
 from verl.models.shapes import ModelShape, shape_of
+from verl.trainer.examples import TrainingData
 from verl.trainer.item_order import order_items
-from verl.trainer.memory import Demand, Machine, MemoryPlan, engine_parts, engine_share, plan_memory
+from verl.trainer.memory import (
+    Demand,
+    Machine,
+    MemoryPlan,
+    engine_parts,
+    engine_share,
+    plan_data_memory,
+    plan_memory,
+)
 from verl.trainer.plan import PPOPlan, describe_generation
 from verl.utils.checkpoint import find_resume_folder
 from verl.utils.devices import resolve_device
@@ -42,7 +67,7 @@ def describe_ppo(config: PPOConfig) -> str:
     return "\n".join(
         [
             plan.describe(config, machine.device),
-            *([f"      goes on from {resume}"] if resume else []),
+            *_goes_on(resume),
             _ppo_memory(config, machine),
             _not_looked_at(None if trainer.replay else branch.agentgym, branch.model),
         ]
@@ -70,7 +95,8 @@ def _ppo_memory(config: PPOConfig, machine: Machine) -> str:
     if shape is None:
         return _unknown_memory(branch.model)
     report_beyond_context(branch.model, config.data, branch.rollout)
-    critic = shape_of(config.critic.model.resolved(branch.model).path) or shape
+    critic_model = config.critic.model.resolved(branch.model)
+    critic = _shape(critic_model, "critic.model.path") or shape
     return plan_memory(config, shape, critic, machine, engine=engine).describe(machine, _source(branch.model))
 
 
@@ -83,28 +109,122 @@ def describe_evaluation(config: GenerationConfig) -> str:
     return "\n".join(
         [
             describe_generation(config, num_items=len(items), num_done=0, device=machine.device),
-            _engine_memory(config, machine, len(items)),
+            _engine_memory(
+                config.model,
+                config.agentgym,
+                config.rollout,
+                config.data,
+                machine,
+                min(config.data.batch_size, len(items)) * config.data.n_samples,
+            ),
             _not_looked_at(config.agentgym, config.model),
         ]
     )
 
 
-def _engine_memory(config: GenerationConfig, machine: Machine, num_items: int) -> str:
-    engine = engine_name(config.rollout, machine.device)
+def describe_sft(config: SFTConfig) -> str:
+    """The plan of a supervised or preference training, likewise; rows are encoded where the model's folder is there."""
+    val_items = check_sft_settings(config)
+    for key, folder in sft_output_folders(config).items():
+        check_can_be_made(key, folder)
+    from verl.trainer.data_trainer import DataPlan, order_rows  # which import torch
+    from verl.trainer.dpo import DPOTrainer, read_dpo_data
+    from verl.trainer.sft import SFTTrainer, read_sft_data
+
+    data: TrainingData[Any]
+    if isinstance(config, DPOConfig):
+        if config.ref.path is not None:
+            is_model_folder(ModelConfig(path=config.ref.path), "ref.path")
+        kind, data = DPOTrainer.kind, read_dpo_data(config, _chat(config.model))
+    else:
+        kind, data = SFTTrainer.kind, read_sft_data(config, _chat(config.model))
+    order = order_rows(range(len(data)), config.data)
+    plan = DataPlan.of(config, order, val_items, kind=kind)
+    machine = Machine(planned_device(config.trainer.device), config.trainer.world_size)
+    return "\n".join(
+        [
+            data.describe(held_out={item.item_id for item in val_items}),
+            plan.describe(config, order, machine.device),
+            *_goes_on(plan.resume_from),
+            _sft_memory(config, machine, num_trajectories=len(val_items) * config.rollout.val_kwargs.n),
+            _not_looked_at(config.agentgym if config.trainer.validates else None, config.model),
+        ]
+    )
+
+
+def _sft_memory(config: SFTConfig, machine: Machine, *, num_trajectories: int) -> str:
+    engine = engine_name(config.rollout, machine.device) if config.trainer.validates else None
     shape = _shape(config.model)
     if shape is None:
         return _unknown_memory(config.model)
-    report_beyond_context(config.model, config.data, config.rollout)
-    demand = Demand.of(
-        config.rollout,
-        config.agentgym,
-        config.data,
-        num_trajectories=min(config.data.batch_size, num_items) * config.data.n_samples,
-        num_workers=machine.num_devices,
-    )
-    parts = tuple(engine_parts(shape, config.model, config.rollout, machine, demand, engine=engine))
-    plan = MemoryPlan({}, parts, engine, engine_share(config.rollout, machine, engine))
+    if engine is not None:
+        report_beyond_context(config.model, config.data, config.rollout)
+    plan = plan_data_memory(config, shape, machine, engine=engine, num_trajectories=num_trajectories)
     return plan.describe(machine, _source(config.model))
+
+
+def describe_agentevol(config: AgentEvolConfig) -> str:
+    """The plan of AgentEvol, likewise; of its trainings what the base data alone tells."""
+    items = check_agentevol_settings(config)
+    check_can_be_made("trainer.default_local_dir", config.trainer.default_local_dir)
+    if config.algorithm.first_policy is not None:
+        is_model_folder(ModelConfig(path=config.algorithm.first_policy), "algorithm.first_policy")
+    from verl.trainer.agentevol import describe_run, read_base  # which import torch
+
+    base = read_base(config)
+    machine = Machine(planned_device(config.trainer.device), config.trainer.world_size)
+    at_once = max_played_at_once(config, items)
+    played = _engine_memory(config.model, config.agentgym, config.rollout, config.data, machine, at_once)
+    return "\n".join(
+        [
+            describe_run(config, items.train, items.val, base),
+            *dict.fromkeys((played, _trained_memory(config, machine))),  # once where nothing is known of the model
+            _not_looked_at(config.agentgym, config.model),
+        ]
+    )
+
+
+def _trained_memory(config: AgentEvolConfig, machine: Machine) -> str:
+    from verl.trainer.agentevol import training_config
+
+    shape = _shape(config.model)
+    if shape is None:
+        return _unknown_memory(config.model)
+    plan = plan_data_memory(training_config(config, config.data.train_batch_size), shape, machine, engine=None)
+    return f"between explorations, {plan.describe(machine, _source(config.model))}"
+
+
+def _engine_memory(
+    model: ModelConfig,
+    agentgym: AgentGymConfig,
+    rollout: RolloutConfig,
+    data: TrajectoryLengths,
+    machine: Machine,
+    num_trajectories: int,
+) -> str:
+    """Of an engine that has a device to itself."""
+    engine = engine_name(rollout, machine.device)
+    shape = _shape(model)
+    if shape is None:
+        return _unknown_memory(model)
+    report_beyond_context(model, data, rollout)
+    demand = Demand.of(rollout, agentgym, data, num_trajectories=num_trajectories, num_workers=machine.num_devices)
+    parts = tuple(engine_parts(shape, model, rollout, machine, demand, engine=engine))
+    plan = MemoryPlan({}, parts, engine, engine_share(rollout, machine, engine))
+    return plan.describe(machine, _source(model))
+
+
+def _chat(model: ModelConfig) -> ChatTemplate | None:
+    """The tokenizer's, where the model's folder is here."""
+    if not is_model_folder(model):
+        return None
+    from verl.models.loading import load_tokenizer  # which imports transformers
+
+    return ChatTemplate(load_tokenizer(model))
+
+
+def _goes_on(resume: Path | None) -> list[str]:
+    return [f"      goes on from {resume}"] if resume else []
 
 
 def planned_device(name: str) -> str:
@@ -112,8 +232,8 @@ def planned_device(name: str) -> str:
     return resolve_device(name) if name == "auto" else name
 
 
-def _shape(model: ModelConfig) -> ModelShape | None:
-    is_model_folder(model)
+def _shape(model: ModelConfig, key: str = "model.path") -> ModelShape | None:
+    is_model_folder(model, key)
     return shape_of(model.path)
 
 

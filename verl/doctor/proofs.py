@@ -30,7 +30,7 @@ from agentgym_rl.client.servers import client_factory
 from agentgym_rl.doctor.findings import Finding, failed, not_applicable, passed
 from agentgym_rl.envs.registry import get_spec
 from agentgym_rl.errors import AgentGymError
-from agentgym_rl.rollout.collector import TokenLimits, check_failures
+from agentgym_rl.rollout.collector import check_failures
 from agentgym_rl.rollout.requests import make_requests
 from agentgym_rl.types import Generation, Item, Message, Role, SamplingParams, Trajectory
 from verl.agent_trainer.checks import check_model_path
@@ -194,12 +194,7 @@ def _play(config: PPOConfig) -> Played:
             model=branch.model.absolute(),
             agentgym=branch.agentgym,
             rollout=branch.rollout,
-            limits=TokenLimits(
-                data.max_prompt_length,
-                data.max_response_length,
-                branch.rollout.max_tokens,
-                branch.rollout.max_model_len,
-            ),
+            limits=branch.rollout.limits(data),
             log_dir=folder,
             seed=config.trainer.seed,
         )

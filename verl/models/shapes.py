@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agentgym_rl.errors import ConfigError
+
 
 @dataclass(frozen=True)
 class ModelShape:
@@ -96,15 +98,30 @@ def shape_from_config(fields: Mapping[str, Any]) -> ModelShape | None:
         return None
 
 
+def read_config(path: str) -> dict[str, Any] | None:
+    """The fields of the ``config.json`` in a model's folder; None where there is none.
+
+    Raises `ConfigError` for one that is no JSON object.
+    """
+    file = Path(path) / "config.json"
+    if not file.is_file():
+        return None
+    try:
+        fields = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{file}: is not JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise ConfigError(f"{file}: must be a JSON object, is {type(fields).__name__}")
+    return fields
+
+
 def shape_of(path: str) -> ModelShape | None:
     """The shape of the model in a folder, else of the one that the last name of ``path`` is known for; None for others.
 
-    Raises `ValueError` for a ``config.json`` that is not JSON.
+    Raises `ConfigError` as `read_config`.
     """
-    config = Path(path) / "config.json"
-    if config.is_file():
-        return shape_from_config(json.loads(config.read_text()))
-    return KNOWN_SHAPES.get(Path(path).name)
+    fields = read_config(path)
+    return KNOWN_SHAPES.get(Path(path).name) if fields is None else shape_from_config(fields)
 
 
 def _qwen2_5(hidden: int, layers: int, heads: int, kv_heads: int, width: int, vocab: int = 151936) -> ModelShape:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -41,8 +42,10 @@ def stop_on_sigterm(on_request: Callable[[], object], *, saying: str) -> Iterato
     def note(number: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGTERM, previous)
         request.is_made = True
-        print(f"SIGTERM: {saying}; a second SIGTERM ends the run at once", flush=True)
         on_request()
+        # Where the signal struck in the middle of another print, Python refuses this one.
+        with contextlib.suppress(RuntimeError):
+            print(f"SIGTERM: {saying}; a second SIGTERM ends the run at once", flush=True)
 
     signal.signal(signal.SIGTERM, note)
     try:

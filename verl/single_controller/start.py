@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from verl.config import GenerationTrainerConfig, RayInitConfig, SFTTrainerConfig, TrainerConfig
+from verl.config import RayInitConfig, WorkersConfig
 from verl.single_controller.base import WorkerGroup, WorkerSpec
 from verl.single_controller.signals import sigterm_handler_kept
 
 
-def start_workers(
-    spec: WorkerSpec,
-    trainer: TrainerConfig | GenerationTrainerConfig | SFTTrainerConfig,
-    ray_init: RayInitConfig | None = None,
-) -> WorkerGroup:
+def start_workers(spec: WorkerSpec, trainer: WorkersConfig, ray_init: RayInitConfig | None = None) -> WorkerGroup:
     """The group of ``trainer.worker_group`` with ``nnodes`` x ``n_gpus_per_node`` workers."""
     if trainer.worker_group == "local":
         from verl.single_controller.local import LocalWorkerGroup

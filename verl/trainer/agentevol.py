@@ -38,10 +38,10 @@ from verl.config import (
     EvalSamplingConfig,
     GenerationConfig,
     GenerationDataConfig,
-    GenerationTrainerConfig,
     SFTConfig,
     SFTDataConfig,
     SFTTrainerConfig,
+    WorkersConfig,
 )
 from verl.trainer.generation import run_generation
 from verl.trainer.sft import run_sft
@@ -51,7 +51,7 @@ SUMMARY_FILE, TABLE_FILE = "summary.json", "table.txt"
 _FREE_KEYS = ("ray_init", "agentgym.env_addr", "algorithm.iterations")
 """What may change when a run goes on, beside how it is run (`_FREE_TRAINER_KEYS`)."""
 _FREE_TRAINER_KEYS = (
-    *("nnodes", "n_gpus_per_node", "device", "worker_group", "num_threads", "logger", "log_freq"),
+    *("nnodes", "n_gpus_per_node", "device", "worker_group", "num_threads", "dry_run", "logger", "log_freq"),
     *("project_name", "experiment_name", "default_local_dir", "save_freq", "async_save"),
 )
 
@@ -103,8 +103,8 @@ def run_agentevol(config: AgentEvolConfig, *, train_items: Sequence[Item], val_i
     """
     root = Path(config.trainer.default_local_dir).resolve()
     claim_folder(root, _settings(config), {"iterations": config.algorithm.iterations})
-    base = read_conversations(config.data.base_file) if config.data.base_file else []
-    print(_describe(config, train_items, val_items, base), flush=True)
+    base = read_base(config)
+    print(describe_run(config, train_items, val_items, base), flush=True)
     run = EvolutionRun(config, root, train_items, val_items, base)
     summaries = [run.first_policy()]
     for iteration in range(1, config.algorithm.iterations + 1):
@@ -233,7 +233,7 @@ class EvolutionRun:
                 val_kwargs=EvalSamplingConfig(),
                 rollout_log_dir=str(folder),
             ),
-            trainer=GenerationTrainerConfig(
+            trainer=WorkersConfig(
                 nnodes=trainer.nnodes,
                 n_gpus_per_node=trainer.n_gpus_per_node,
                 device=trainer.device,
@@ -244,26 +244,43 @@ class EvolutionRun:
         )
 
     def _sft(self, iteration: int, start: str, file: Path, num_rows: int) -> SFTConfig:
-        config, trainer = self._config, self._config.trainer
-        fields = {field.name: getattr(trainer, field.name) for field in dataclasses.fields(SFTTrainerConfig)}
-        fields |= {"default_local_dir": str(file.parent / "sft")}
-        fields |= {"experiment_name": f"{trainer.experiment_name}-{iteration}"}
-        # A trajectory has passed its own limits; the base data's is for the base data.
-        played = min(config.rollout.max_model_len, config.data.max_prompt_length + config.data.max_response_length)
-        return SFTConfig(
-            data=SFTDataConfig(
-                train_file=str(file),
-                # A small exploration without base data may have fewer rows than a batch takes.
-                train_batch_size=max(min(config.data.train_batch_size, num_rows), trainer.world_size),
-                max_length=max(config.data.max_length, played),
-                truncation=config.data.truncation,
-                seed=derive_seed("train", config.data.seed, iteration),
+        config = training_config(self._config, num_rows)
+        name = f"{self._config.trainer.experiment_name}-{iteration}"
+        return dataclasses.replace(
+            config,
+            data=dataclasses.replace(
+                config.data, train_file=str(file), seed=derive_seed("train", self._config.data.seed, iteration)
             ),
             model=dataclasses.replace(config.model, path=start),
-            optim=config.optim,
-            trainer=SFTTrainerConfig(**fields),
-            ray_init=config.ray_init,
+            trainer=dataclasses.replace(
+                config.trainer, default_local_dir=str(file.parent / "sft"), experiment_name=name
+            ),
         )
+
+
+def training_config(config: AgentEvolConfig, num_rows: int) -> SFTConfig:
+    """How an iteration trains on so many rows; its files and its model are put in by the run."""
+    trainer = config.trainer
+    fields = {field.name: getattr(trainer, field.name) for field in dataclasses.fields(SFTTrainerConfig)}
+    return SFTConfig(
+        data=SFTDataConfig(
+            train_file="the rows of the run",
+            # A small exploration without base data may have fewer rows than a batch takes.
+            train_batch_size=max(min(config.data.train_batch_size, num_rows), trainer.world_size),
+            # A trajectory has passed its own limits; the base data's is for the base data.
+            max_length=max(config.data.max_length, config.rollout.limits(config.data).longest),
+            truncation=config.data.truncation,
+        ),
+        model=config.model,
+        optim=config.optim,
+        trainer=SFTTrainerConfig(**fields),
+        ray_init=config.ray_init,
+    )
+
+
+def read_base(config: AgentEvolConfig) -> list[Conversation]:
+    """The base data; none where none is given."""
+    return read_conversations(config.data.base_file) if config.data.base_file else []
 
 
 # ------------------------------------------------------------------------------------------------------------ filtering
@@ -344,9 +361,10 @@ def _flat(branch: Mapping[str, Any], prefix: str) -> Iterable[tuple[str, Any]]:
             yield prefix + name, value
 
 
-def _describe(
+def describe_run(
     config: AgentEvolConfig, train_items: Sequence[Item], val_items: Sequence[Item], base: Sequence[Conversation]
 ) -> str:
+    """What a run is going to do, in a few lines for the user."""
     algorithm, thresholds = config.algorithm, config.thresholds
     kept = {task: "successes" if score is None else f"score >= {score:g}" for task, score in thresholds.items()}
     what = kept.popitem()[1] if len(set(kept.values())) == 1 else ", ".join(f"{t}: {s}" for t, s in kept.items())

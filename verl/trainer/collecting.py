@@ -19,7 +19,7 @@ from verl.trainer.item_order import Order
 from verl.trainer.metrics import Stopwatch, group_metrics, usage_metrics
 from verl.trainer.replay import write_step
 from verl.trainer.rollouts import Rollout, generate_anew
-from verl.trainer.step_rollouts import StepSampler, record_outcome, training_sampling
+from verl.trainer.step_rollouts import StepSampler, record_outcome
 from verl.utils.tracking import Tracker
 from verl.workers.setup import RolloutOrder
 
@@ -36,7 +36,7 @@ def collect_steps(
         return generate_anew(workers, requests, rollout_order, folder=folder)
 
     sampler, rounds = StepSampler(config, order, generate), config.algorithm.rounds_ctrl.scheduler()
-    sampling = training_sampling(config.actor_rollout_ref.rollout)
+    sampling = config.actor_rollout_ref.rollout.sampling
     step = 0
     try:
         with stop_on_sigterm(workers.interrupt, saying="giving up what is in flight"):

@@ -42,6 +42,13 @@ def group_of(trajectory: Trajectory) -> str:
     return trajectory.uid if trajectory.trial == 1 else f"{trajectory.uid}/trial {trajectory.trial}"
 
 
+def differs(group: Iterable[Trajectory], metric: str = "score") -> bool:
+    """True when members of the group have different results, by more than the rounding of floats."""
+    by_success = metric in ("success", "acc")
+    values = [float(t.success) if by_success else t.score for t in group]
+    return len(values) > 1 and max(values) - min(values) > 1e-6 * max(map(abs, values))
+
+
 def training_rows(trajectory: Trajectory) -> list[TrainingRow]:
     """One row, or two where a reflection ends the trajectory and has earned something."""
     reflection = trajectory.reflection

@@ -20,7 +20,7 @@ import torch
 from tqdm import tqdm
 
 from agentgym_rl.agent.chat import ChatTemplate
-from agentgym_rl.data.checks import check_roles, describe_rows, describe_tokens
+from agentgym_rl.data.checks import check_roles
 from agentgym_rl.data.conversations import Conversation
 from agentgym_rl.data.pairs import Pair, read_pairs
 from agentgym_rl.errors import ConfigError
@@ -30,8 +30,16 @@ from verl.config import DPOConfig, ModelConfig
 from verl.models.loading import load_tokenizer
 from verl.protocol import DataProto
 from verl.single_controller.base import WorkerGroup, WorkerSpec
-from verl.trainer.data_trainer import DataPlan, DataTrainer, Update, learner_setup, rollout_setup, run_training
-from verl.trainer.examples import Example, RowEncoder
+from verl.trainer.data_trainer import (
+    DataPlan,
+    DataTrainer,
+    Update,
+    learner_setup,
+    order_rows,
+    rollout_setup,
+    run_training,
+)
+from verl.trainer.examples import Example, RowEncoder, TrainingData
 from verl.trainer.item_order import ItemOrder
 from verl.trainer.plan import resolve_threads
 from verl.utils.balancing import balanced_partition
@@ -250,20 +258,28 @@ def _joined(pair: Pair) -> Conversation:
     return Conversation(pair.item_id, tuple(message for side in sides for message in side.messages), flags)
 
 
-def run_dpo(config: DPOConfig, *, val_items: Sequence[Item] = ()) -> Path:
-    """Read, check and encode the pairs, say what is planned, start the workers, train; the folder of the model."""
-    device, data = resolve_device(config.trainer.device), config.data
+def read_dpo_data(config: DPOConfig, chat: ChatTemplate | None) -> TrainingData[PairExample]:
+    """Read and check the pairs, and encode them; without ``chat`` they are not encoded."""
+    data = config.data
     pairs = read_pairs(data.train_file)
     for name, sides in (("chosen", [p.chosen for p in pairs]), ("rejected", [p.rejected for p in pairs])):
         check_roles(sides, f"data.train_file={data.train_file}, {name}")
-    chat = ChatTemplate(load_tokenizer(config.model.absolute()))
+    rows = tuple(_joined(pair) for pair in pairs)
+    if chat is None:
+        return TrainingData("pairs", rows, None)
     examples = encode_pairs(pairs, RowEncoder(chat, max_length=data.max_length, truncation=data.truncation))
-    order = ItemOrder(range(len(examples)), batch_size=data.train_batch_size, seed=data.seed, shuffle=data.shuffle)
+    return TrainingData("pairs", rows, tuple(examples), tuple(side.counts for each in examples for side in each.sides))
+
+
+def run_dpo(config: DPOConfig, *, val_items: Sequence[Item] = ()) -> Path:
+    """Read, check and encode the pairs, say what is planned, start the workers, train; the folder of the model."""
+    device = resolve_device(config.trainer.device)
+    data = read_dpo_data(config, ChatTemplate(load_tokenizer(config.model.absolute())))
+    examples = data.examples or ()
+    order = order_rows(range(len(examples)), config.data)
     plan = DataPlan.of(config, order, val_items, kind=DPOTrainer.kind)
-    counts = [side.counts for example in examples for side in example.sides]
-    lines = describe_rows([_joined(pair) for pair in pairs], held_out={item.item_id for item in val_items})
-    print("\n      ".join([f"data: {len(examples)} pairs", *lines, *describe_tokens(counts)]), flush=True)
-    print(f"plan: preference training\n{plan.describe(config, order, device)}", flush=True)
+    print(data.describe(held_out={item.item_id for item in val_items}), flush=True)
+    print(plan.describe(config, order, device), flush=True)
     spec = WorkerSpec(
         "verl.workers.dpo_worker:DPOWorker",
         (learner_setup(config, plan), rollout_setup(config), config.algorithm),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
 
 import numpy as np
 
 from agentgym_rl.agent.chat import ChatTemplate
-from agentgym_rl.data.checks import TokenCounts
+from agentgym_rl.data.checks import TokenCounts, describe_rows, describe_tokens
 from agentgym_rl.data.conversations import Conversation, TokenRecord
 from agentgym_rl.errors import ConfigError
 
@@ -38,6 +40,33 @@ class Example:
         mask = self.loss_mask.copy()
         mask[:position] = 0
         return replace(self, loss_mask=mask)
+
+
+ExampleT = TypeVar("ExampleT")
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingData(Generic[ExampleT]):
+    """What a run trains on, read and checked."""
+
+    name: str
+    """What a row is, of several: ``conversations`` or ``pairs``."""
+    conversations: tuple[Conversation, ...]
+    """A row as one conversation each."""
+    examples: tuple[ExampleT, ...] | None
+    """What has something to train on; None where there is no tokenizer to encode it with."""
+    counts: tuple[TokenCounts, ...] = ()
+    """Of the examples' sequences."""
+
+    def __len__(self) -> int:
+        """Rows that are trained on, as far as is known."""
+        return len(self.conversations if self.examples is None else self.examples)
+
+    def describe(self, *, held_out: Collection[str]) -> str:
+        """A few lines for the user; ``held_out`` are ids of items that are validated on."""
+        lines = describe_rows(self.conversations, held_out=held_out)
+        tokens = describe_tokens(self.counts) if self.counts else ["how many tokens they have is not known yet"]
+        return "\n      ".join([f"data: {len(self)} {self.name}", *lines, *tokens])
 
 
 class RowEncoder:

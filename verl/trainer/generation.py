@@ -17,8 +17,8 @@ from agentgym_rl.evaluation.results import (
     write_report,
 )
 from agentgym_rl.evaluation.versions import library_versions, server_versions
-from agentgym_rl.rollout.collector import RolloutRequest, TokenLimits, check_failures
-from agentgym_rl.types import Item, SamplingParams
+from agentgym_rl.rollout.collector import RolloutRequest, check_failures
+from agentgym_rl.types import Item
 from verl.config import GenerationConfig
 from verl.single_controller.base import Interrupted, WorkerGroup, WorkerSpec
 from verl.single_controller.signals import Terminated, stop_on_sigterm
@@ -60,9 +60,7 @@ def _sample(config: GenerationConfig, workers: WorkerGroup, requests: Sequence[R
     order = RolloutOrder(
         step=0,
         max_rounds=config.agentgym.max_rounds,
-        sampling=SamplingParams(
-            max_tokens=rollout.max_tokens, temperature=rollout.temperature, top_p=rollout.top_p, top_k=rollout.top_k
-        ),
+        sampling=rollout.sampling,
         log_name=TRAJECTORY_FOLDER,
         append=True,
         max_in_flight=config.data.batch_size * config.data.n_samples,
@@ -106,12 +104,7 @@ def _worker_spec(config: GenerationConfig, folder: Path, device: str) -> WorkerS
         model=config.model.absolute(),
         agentgym=config.agentgym,
         rollout=config.rollout,
-        limits=TokenLimits(
-            config.data.max_prompt_length,
-            config.data.max_response_length,
-            config.rollout.max_tokens,
-            config.rollout.max_model_len,
-        ),
+        limits=config.rollout.limits(config.data),
         log_dir=str(folder),
         seed=config.data.seed,
     )

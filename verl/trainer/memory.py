@@ -14,12 +14,13 @@ from verl.config import (
     ActorConfig,
     AgentGymConfig,
     CriticConfig,
-    DataConfig,
+    DPOConfig,
     FSDPConfig,
-    GenerationDataConfig,
     ModelConfig,
     PPOConfig,
     RolloutConfig,
+    SFTConfig,
+    TrajectoryLengths,
 )
 from verl.models.shapes import ModelShape
 
@@ -81,7 +82,7 @@ class Demand:
         cls,
         rollout: RolloutConfig,
         agentgym: AgentGymConfig,
-        data: DataConfig | GenerationDataConfig,
+        data: TrajectoryLengths,
         *,
         num_trajectories: int,
         num_workers: int,
@@ -89,8 +90,7 @@ class Demand:
         """For a run that has so many trajectories in flight."""
         num_engines = num_workers // rollout.tensor_model_parallel_size
         share = -(-num_trajectories // num_engines)
-        longest = min(rollout.max_model_len, data.max_prompt_length + data.max_response_length)
-        return cls(min(share, rollout.max_num_seqs, agentgym.max_concurrency), longest)
+        return cls(min(share, rollout.max_num_seqs, agentgym.max_concurrency), rollout.limits(data).longest)
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class MemoryPlan:
     """The parts of a run, by who uses the device."""
 
     users: dict[str, tuple[Part, ...]]
-    """``actor``, ``reference``, ``critic``: what each holds while it works."""
+    """``actor``, ``reference``, ``critic``: what each holds while it works; what the engine plays with comes first."""
     engine: tuple[Part, ...]
     engine_name: str
     engine_share: float | None
@@ -127,9 +127,10 @@ class MemoryPlan:
             yield ENGINE_PHASE, _sum(self.engine) + self._resting_beside("engine")
         for user, parts in self.users.items():
             yield f"= while the {user} works", _sum(parts) + self._resting_beside(user)
-        if self.engine and "actor" in self.users:
-            stored = [part for part in (*self.users["actor"], *self.engine) if part.is_weights]
-            yield "= while the engine gets weights", _sum(stored) + self._resting_beside("actor", "engine")
+        if self.engine and self.users:
+            trained = next(iter(self.users))
+            stored = [part for part in (*self.users[trained], *self.engine) if part.is_weights]
+            yield "= while the engine gets weights", _sum(stored) + self._resting_beside(trained, "engine")
 
     def _resting_beside(self, *busy: str) -> float:
         everybody = {**self.users, "engine": self.engine}
@@ -148,6 +149,37 @@ def plan_memory(
         engine_name=engine,
         engine_share=engine_share(branch.rollout, machine, engine),
     )
+
+
+def plan_data_memory(
+    config: SFTConfig, shape: ModelShape, machine: Machine, *, engine: str | None, num_trajectories: int = 0
+) -> MemoryPlan:
+    """Of a training on data; ``engine`` plays so many trajectories in validation, None where nothing is validated."""
+    model, trainer = config.model, config.trainer
+    row = config.data.max_length * (2 if isinstance(config, DPOConfig) else 1)  # both sides of a pair go together
+    share = config.data.train_batch_size * row // machine.num_devices
+    tokens = max(min(trainer.max_token_len_per_gpu, share), row)
+    users: dict[str, tuple[Part, ...]] = {
+        "model": (
+            *_trained(shape.num_weights, shape, model, FSDPConfig(), machine),
+            *_gathered(shape, model, machine),
+            _activations(shape, model, machine, tokens),
+            _logits(shape, tokens),
+        )
+    }
+    if isinstance(config, DPOConfig) and config.ref.path is not None:
+        users["reference, before training"] = (_weights(shape.num_weights, model, machine, rests=False),)
+    if engine is None:
+        return MemoryPlan(users, (), "", None)
+    demand = Demand.of(
+        config.rollout,
+        config.agentgym,
+        config.data,
+        num_trajectories=num_trajectories,
+        num_workers=machine.num_devices,
+    )
+    parts = tuple(engine_parts(shape, model, config.rollout, machine, demand, engine=engine))
+    return MemoryPlan(users, parts, engine, engine_share(config.rollout, machine, engine))
 
 
 def _users(

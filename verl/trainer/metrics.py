@@ -11,7 +11,7 @@ import torch
 
 from agentgym_rl.types import Trajectory
 from verl.protocol import DataProto
-from verl.trainer.credit import group_of
+from verl.trainer.credit import differs, group_of
 from verl.trainer.rollouts import RolloutUsage
 
 _SHORTEST_S = 1e-9
@@ -38,13 +38,18 @@ CONSOLE_COLUMNS = {
 
 def group_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Groups of the step, those without two different scores, and those that faults left with one member or none."""
-    scores: dict[str, list[float]] = defaultdict(list)
+    groups: dict[str, list[Trajectory]] = defaultdict(list)
     for trajectory in trajectories:
-        scores[group_of(trajectory)] += [] if trajectory.masked else [trajectory.score]
+        groups[group_of(trajectory)].append(trajectory)
+    num_alike = num_reduced = 0
+    for members in groups.values():
+        sound = [trajectory for trajectory in members if not trajectory.masked]
+        num_alike += not differs(sound)
+        num_reduced += len(sound) < min(len(members), 2)
     return {
-        "rollout/groups": float(len(scores)),
-        "rollout/groups_without_signal": float(sum(len(set(group)) < 2 for group in scores.values())),
-        "rollout/groups_reduced_to_one": float(sum(len(group) < 2 for group in scores.values())),
+        "rollout/groups": float(len(groups)),
+        "rollout/groups_without_signal": float(num_alike),
+        "rollout/groups_reduced_to_one": float(num_reduced),
     }
 
 

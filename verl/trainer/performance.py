@@ -7,36 +7,45 @@ from dataclasses import dataclass
 
 from verl.protocol import DataProto
 from verl.single_controller.base import WorkerGroup
+from verl.utils.families import find_families
 from verl.utils.flops import ModelSize, peak_flops
 
-FORWARD_PHASES = ("gen", "old_log_prob", "ref", "values")
-"""Phases of a step that take each token through a model once, forward; sampling shares what it has computed."""
+
+@dataclass(frozen=True)
+class Passes:
+    """How often a phase of a step takes each token through a model."""
+
+    forward: float = 0.0
+    training: float = 0.0
+    """Forward and backward."""
 
 
 @dataclass(frozen=True)
 class Performance:
-    """What a run's speed is measured against; its critic is taken to be as large as its policy."""
+    """What a run's speed is measured against; its critic and its reference are taken to be as large as its policy."""
 
     size: ModelSize
     num_devices: int
     peak_flops: float | None
     """Of one device, per second; None where it is not known: there is no utilisation then."""
+    shares_prefixes: bool = False
+    """What trajectories of one group begin with goes through a model once for all of them."""
 
     @classmethod
-    def of(cls, workers: WorkerGroup, *, peak_tflops: float | None) -> Performance:
+    def of(cls, workers: WorkerGroup, *, peak_tflops: float | None, shares_prefixes: bool) -> Performance:
         """Of `HybridWorker`s; ``peak_tflops`` goes before what is known of their devices."""
         [size, *_] = workers.call_all("model_size")
         [device_name, *_] = workers.call_all("device_name")
         peak = peak_flops(device_name) if peak_tflops is None else peak_tflops * 1e12
-        return cls(size, workers.world_size, peak)
+        return cls(size, workers.world_size, peak, shares_prefixes)
 
     def metrics(
-        self, batch: DataProto, timing: Mapping[str, float], *, epochs: Mapping[str, float]
+        self, batch: DataProto, timing: Mapping[str, float], *, passes: Mapping[str, Passes]
     ) -> dict[str, float]:
         """Metrics ``perf/...`` of a step on ``batch``.
 
-        ``timing`` holds its seconds under ``timing_s/<phase>``, all of it under ``timing_s/step``; ``epochs`` how often
-        a phase trained on each token.
+        ``timing`` holds its seconds under ``timing_s/<phase>``, all of it under ``timing_s/step``; ``passes`` what the
+        phases compute, as far as they take place.
         """
         step_s = timing["timing_s/step"]
         tokens_per_s = batch.num_tokens / step_s
@@ -48,16 +57,23 @@ class Performance:
                 for name, seconds in timing.items()
                 if name != "timing_s/step"
             },
-            **self._flops_metrics(self._flops(batch, timing, epochs), timing),
+            **self._flops_metrics(self._flops(batch, timing, passes), timing),
         }
 
-    def _flops(self, batch: DataProto, timing: Mapping[str, float], epochs: Mapping[str, float]) -> dict[str, float]:
+    def _flops(self, batch: DataProto, timing: Mapping[str, float], passes: Mapping[str, Passes]) -> dict[str, float]:
         """Operations by phase, of the phases that there were."""
         lengths, num_sampled = batch.lengths_B.tolist(), batch.num_sampled_tokens
         forward = self.size.forward_flops(lengths, num_sampled)
-        flops = dict.fromkeys(FORWARD_PHASES, forward)
-        flops |= {phase: times * self.size.training_flops(lengths, num_sampled) for phase, times in epochs.items()}
-        return {phase: count for phase, count in flops.items() if f"timing_s/{phase}" in timing}
+        training = self.size.training_flops(lengths, num_sampled)
+        for family in find_families(batch, range(len(batch))) if self.shares_prefixes else ():
+            num_spared = len(family.members) - 1
+            forward -= num_spared * self.size.forward_flops([family.prefix], 0)
+            training -= num_spared * self.size.training_flops([family.prefix], 0)
+        return {
+            phase: each.forward * forward + each.training * training
+            for phase, each in passes.items()
+            if f"timing_s/{phase}" in timing
+        }
 
     def _flops_metrics(self, flops: Mapping[str, float], timing: Mapping[str, float]) -> dict[str, float]:
         def per_device(count: float, phase: str) -> float:

@@ -9,17 +9,15 @@ from itertools import pairwise
 from agentgym_rl.errors import ConfigError
 from agentgym_rl.rounds import RoundScheduler, RoundType
 from agentgym_rl.threads import available_cores, threads_per_worker
-from verl.config import GenerationConfig, GenerationTrainerConfig, PPOConfig, SFTTrainerConfig, TrainerConfig
-
-AnyTrainerConfig = TrainerConfig | GenerationTrainerConfig | SFTTrainerConfig
+from verl.config import GenerationConfig, PPOConfig, WorkersConfig
 
 
-def resolve_threads(config: AnyTrainerConfig) -> int:
+def resolve_threads(config: WorkersConfig) -> int:
     """Compute threads of one worker: ``trainer.num_threads``, else a fair share of this machine's cores."""
     return config.num_threads or threads_per_worker(config.n_gpus_per_node)
 
 
-def describe_machine(config: AnyTrainerConfig, device: str) -> str:
+def describe_machine(config: WorkersConfig, device: str) -> str:
     """Workers, device and threads in a line."""
     workers = f"{config.world_size} worker{'s' if config.world_size > 1 else ''}"
     kind = f"{config.worker_group}, {device}, {resolve_threads(config)} threads each of {available_cores()} cores"

@@ -1,27 +1,27 @@
-"""The training loop: rollouts, advantages, updates, and what is kept of them.
+"""PPOTrainer: rollouts, advantages, updates.
 
 `PPOTrainer.train_step` is one step as it reads on a whiteboard; what it names is a few lines below it or in the module
-that it comes from. This is the driver: models run in the workers, `verl.workers.hybrid`.
+that it comes from. The loop around the steps is `verl.trainer.loop`. This is the driver: models run in the workers,
+`verl.workers.hybrid`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
 from agentgym_rl.agent.chat import ChatTemplate
-from agentgym_rl.errors import AgentGymError, ConfigError
-from agentgym_rl.rollout.collector import RolloutRequest, TokenLimits, check_failures
+from agentgym_rl.errors import ConfigError
+from agentgym_rl.rollout.collector import RolloutRequest
 from agentgym_rl.rollout.statistics import rollout_metrics, trial_metrics
-from agentgym_rl.types import Item, SamplingParams
-from verl.config import PPOConfig, RolloutConfig
+from agentgym_rl.types import Item
+from verl.config import PPOConfig
 from verl.protocol import DataProto
-from verl.single_controller.base import ClusterError, Interrupted, WorkerError, WorkerGroup, WorkerSpec
-from verl.single_controller.signals import StopRequest, stop_on_sigterm
+from verl.single_controller.base import WorkerGroup, WorkerSpec
 from verl.single_controller.start import start_workers
 from verl.trainer.collecting import collect_steps
 from verl.trainer.core_algos import (
@@ -32,6 +32,7 @@ from verl.trainer.core_algos import (
     next_kl_coef,
 )
 from verl.trainer.item_order import Order, order_items
+from verl.trainer.loop import TrainingLoop, run_loop
 from verl.trainer.metrics import (
     CONSOLE_COLUMNS,
     Stopwatch,
@@ -41,13 +42,13 @@ from verl.trainer.metrics import (
     usage_metrics,
 )
 from verl.trainer.mini_batches import SharedMiniBatch, mini_batch_rows, share_mini_batch
-from verl.trainer.performance import Performance, largest
+from verl.trainer.performance import Passes, Performance, largest
 from verl.trainer.plan import PPOPlan, resolve_threads
 from verl.trainer.replay import ReplaySampler, check_replay, check_tokenizer, replay_folder, write_step
-from verl.trainer.rollouts import Rollout, generate_anew, make_requests
-from verl.trainer.saving import CheckpointSaver, terminated
-from verl.trainer.step_rollouts import StepRollouts, StepSampler, TakesSteps, record_outcome, training_sampling
+from verl.trainer.rollouts import Rollout, generate_anew, trajectory_folder
+from verl.trainer.step_rollouts import StepRollouts, StepSampler, TakesSteps, record_outcome
 from verl.trainer.token_log import copy_tokenizer, log_token_values
+from verl.trainer.validation import Validation
 from verl.utils import checkpoint
 from verl.utils.balancing import restore_order
 from verl.utils.devices import resolve_device
@@ -56,12 +57,13 @@ from verl.utils.seeding import derive_seed
 from verl.utils.tracking import Tracker, make_tracker
 from verl.workers.setup import ActorSetup, CriticSetup, RolloutOrder, RolloutSetup
 
-_ORDER_KEYS = ("data.seed", "data.shuffle", "data.task_weights", "data.train_batch_size", "data.train_file")
-"""What decides which items a step sees."""
 
-
-class PPOTrainer:
+class PPOTrainer(TrainingLoop[PPOConfig]):
     """Trains a policy by multi-turn RL with the workers it is given."""
+
+    kind = "ppo"
+    order_keys = ("data.seed", "data.shuffle", "data.task_weights", "data.train_batch_size", "data.train_file")
+    row_name = "items"
 
     def __init__(
         self,
@@ -76,59 +78,30 @@ class PPOTrainer:
     ) -> None:
         """``workers`` are `HybridWorker`s, or `TrainingWorker`s where trajectories are replayed; ``resume_from`` is a
         complete checkpoint folder."""
-        self._config, self._plan = config, plan
-        self._order, self._val_items = order, tuple(val_items)
-        self._workers, self._tracker = workers, tracker
+        super().__init__(
+            config,
+            output_folder(config),
+            order,
+            total_steps=plan.total_steps,
+            validation=_validation(config, val_items),
+            workers=workers,
+            tracker=tracker,
+        )
+        self._plan = plan
         self._rounds = config.algorithm.rounds_ctrl.scheduler()
         self._replayed = replay_folder(config.trainer.replay) if config.trainer.replay else None
         self._sampler: TakesSteps = (
             ReplaySampler(self._replayed) if self._replayed else StepSampler(config, order, self._generate)
         )
         self._kl_coef = config.reward_kl_coef
-        self._steps_done = self._load(resume_from) if resume_from else 0
-        self._saver = CheckpointSaver(workers, config.trainer, output_folder(config), saved_step=self._steps_done)
-        self._performance = Performance.of(workers, peak_tflops=config.trainer.peak_tflops_per_device)
-
-    def fit(self) -> None:
-        """All steps that are left: train, validate, save, log.
-
-        After SIGTERM it saves the last finished step and raises `Terminated`: rollouts are given up, an update is
-        finished first.
-        """
-        with stop_on_sigterm(self._workers.interrupt, saying="saving the last finished step") as stop:
-            try:
-                self._run_steps(stop)
-            except Interrupted:
-                pass  # Nothing of the step that was given up has reached the weights.
-            except (WorkerError, ClusterError):
-                raise  # Without all workers no checkpoint is written to its end.
-            except AgentGymError:
-                self._saver.finish()
-                raise
-            # SIGTERM may come in the last step's validation, before its checkpoint.
-            if self._steps_done < self._plan.total_steps or self._saver.saved_step < self._steps_done:
-                self._save_and_leave()
-            self._saver.finish()
-
-    def _run_steps(self, stop: StopRequest) -> None:
-        trainer, last_step = self._config.trainer, self._plan.total_steps
-        if self._steps_done == 0 and trainer.val_before_train:
-            self._tracker.log(0, self.validate())
-        for step in range(self._steps_done + 1, last_step + 1):
-            if stop.is_made:
-                return
-            metrics = self.train_step(step)
-            try:
-                metrics |= self._saver.finish(wait=False)
-                if trainer.test_freq > 0 and _is_due(step, trainer.test_freq, last_step):
-                    metrics |= self.validate()
-                if _is_due(step, trainer.save_freq, last_step):
-                    metrics |= self.save()
-            finally:
-                self._tracker.log(step, metrics)
+        if resume_from is not None:
+            self._resume(resume_from)
+        self._performance = Performance.of(
+            workers, peak_tflops=config.trainer.peak_tflops_per_device, shares_prefixes=config.shares_prefixes
+        )
 
     def train_step(self, step: int) -> dict[str, float]:
-        """Training step ``step``, counted from 1; returns its metrics."""
+        """One step of the algorithm: rollouts, advantages, updates."""
         watch = Stopwatch()
         with watch.measure("step"):
             self._workers.call_all("start_step", step)
@@ -145,51 +118,25 @@ class PPOTrainer:
             if not self._replayed:
                 with watch.measure("sync"):
                     self._workers.call_all("sync_weights", step)
-        self._steps_done = step
         record_outcome(self._rounds, step, rollouts)
         metrics |= self._speed(batch, watch, updates=metrics["training/updates"])
         return metrics | self._step_metrics(step, batch, rollouts) | watch.seconds
 
-    def validate(self) -> dict[str, float]:
-        """Metrics ``val/...`` of the current policy over all validation items.
+    def _state(self) -> dict[str, Any]:
+        return super()._state() | {"kl_coef": self._kl_coef, "rounds": self._rounds.state()}
 
-        The horizon is ``algorithm.rounds_ctrl.val_rounds``, or the longest of the run. Of an agent that tries again,
-        each sample's last trial counts.
+    def _take_up(self, state: Mapping[str, Any]) -> None:
+        # Where the run before had a fixed coefficient, or none, this one begins with its own.
+        if self._config.algorithm.kl_ctrl.type == state["config"]["algorithm"]["kl_ctrl"]["type"] == "adaptive":
+            self._kl_coef = state["kl_coef"]
+        # A schedule of another type had other reasons, and begins where this one's stages do.
+        if self._rounds.type == state["config"]["algorithm"]["rounds_ctrl"]["type"] and state.get("rounds"):
+            self._rounds.load_state(state["rounds"])
 
-        Every validation draws the same random numbers, so that a change of its result is a change of the policy.
-        """
-        rollout, watch = self._config.actor_rollout_ref.rollout, Stopwatch()
-        requests = make_requests(self._val_items, n=rollout.val_kwargs.n, purpose="val", seed=self._config.trainer.seed)
-        order = RolloutOrder(
-            step=self._steps_done,
-            max_rounds=self._config.algorithm.rounds_ctrl.val_rounds or self._rounds.max_rounds,
-            sampling=_validation_sampling(rollout),
-            log_name=f"val_step{self._steps_done}",
-        )
-        with watch.measure("validate"):
-            trajectories = self._generate(requests, order).trajectories
-        check_failures(trajectories, rollout.max_failed_fraction)
-        results = [trajectory for trajectory in trajectories if trajectory.is_last_trial]
-        sampled = rollout_metrics(results) | trial_metrics(trajectories)
-        metrics = {name.replace("rollout/", "val/", 1): value for name, value in sampled.items()}
-        return metrics | watch.seconds
-
-    def save(self) -> dict[str, float]:
-        """`CheckpointSaver.save` of the last finished step."""
-        return self._saver.save(self._steps_done, self._trainer_state())
-
-    def _trainer_state(self) -> dict[str, Any]:
-        """The driver in a checkpoint; items and random numbers follow from step, seeds and config."""
-        return {
-            "step": self._steps_done,
-            "epoch": self._order.epoch_of(self._steps_done),
-            "kl_coef": self._kl_coef,
-            "rounds": self._rounds.state(),
-            "config": dataclasses.asdict(self._config),
-        }
-
-    def _save_and_leave(self) -> NoReturn:
-        raise terminated(self._steps_done, self._saver.save_last(self._steps_done, self._trainer_state))
+    def _resume(self, folder: Path) -> None:
+        super()._resume(folder)
+        if not self._replayed:
+            self._workers.call_all("sync_weights", self._steps_done)
 
     # ---------------------------------------------------------------------------------------------- parts of a step
 
@@ -198,14 +145,14 @@ class PPOTrainer:
         rollouts = self._sampler.sample(
             step,
             max_rounds=self._rounds.rounds(step),
-            sampling=training_sampling(self._config.actor_rollout_ref.rollout),
+            sampling=self._config.actor_rollout_ref.rollout.sampling,
         )
         if not self._replayed:
-            write_step(trajectory_folder(self._config), step, rollouts)
+            write_step(_trajectory_folder(self._config), step, rollouts)
         return rollouts
 
     def _generate(self, requests: Sequence[RolloutRequest], order: RolloutOrder) -> Rollout:
-        return generate_anew(self._workers, requests, order, folder=trajectory_folder(self._config))
+        return generate_anew(self._workers, requests, order, folder=_trajectory_folder(self._config))
 
     def _add_model_outputs(self, batch: DataProto, step: int, watch: Stopwatch) -> DataProto:
         """Old log-probs, unless the only update can take its own for them or there is none; the reference's and values
@@ -327,31 +274,19 @@ class PPOTrainer:
 
     def _speed(self, batch: DataProto, watch: Stopwatch, *, updates: float) -> dict[str, float]:
         """Metrics ``perf/...`` of a step with so many updates of the policy."""
-        plan, actor = self._plan, self._config.actor_rollout_ref.actor
-        epochs = {
-            "update": actor.ppo_epochs * updates / plan.updates_per_step,
-            "update_critic": float(self._config.critic.ppo_epochs or actor.ppo_epochs),
+        config, actor = self._config, self._config.actor_rollout_ref.actor
+        epochs = actor.ppo_epochs * updates / self._plan.updates_per_step
+        passes = {
+            "gen": Passes(forward=0.0 if self._replayed else 1.0),
+            "old_log_prob": Passes(forward=1.0),
+            # The full KL needs the policy's distributions beside the reference's.
+            "ref": Passes(forward=1.0 + config.has_full_kl_reward),
+            "values": Passes(forward=1.0),
+            "log_tokens": Passes(forward=float(config.trainer.token_values == "all")),
+            "update_critic": Passes(training=float(config.critic.ppo_epochs or actor.ppo_epochs)),
+            "update": Passes(forward=epochs * actor.has_full_kl_loss, training=epochs),
         }
-        return self._performance.metrics(batch, watch.seconds, epochs=epochs)
-
-    def _load(self, folder: Path) -> int:
-        """Take up the checkpoint; the number of steps it has behind it."""
-        state = checkpoint.load_trainer_state(folder)
-        step: int = state["step"]
-        # Where the run before had a fixed coefficient, or none, this one begins with its own.
-        if self._config.algorithm.kl_ctrl.type == state["config"]["algorithm"]["kl_ctrl"]["type"] == "adaptive":
-            self._kl_coef = state["kl_coef"]
-        # A schedule of another type had other reasons, and begins where this one's stages do.
-        if self._rounds.type == state["config"]["algorithm"]["rounds_ctrl"]["type"] and state.get("rounds"):
-            self._rounds.load_state(state["rounds"])
-        self._workers.call_all("load", folder)
-        if not self._replayed:
-            self._workers.call_all("sync_weights", step)
-        print(f"resumed from {folder}, after step {step}", flush=True)
-        changed = checkpoint.changed_keys(state["config"], dataclasses.asdict(self._config), _ORDER_KEYS)
-        for key, (before, now) in changed.items():
-            print(f"warning: {key} was {before!r} until then and is {now!r} now: other items follow", flush=True)
-        return step
+        return self._performance.metrics(batch, watch.seconds, passes=passes)
 
 
 def run_ppo(config: PPOConfig, *, train_items: Sequence[Item], val_items: Sequence[Item]) -> None:
@@ -384,18 +319,8 @@ def run_ppo(config: PPOConfig, *, train_items: Sequence[Item], val_items: Sequen
         return
     if config.trainer.token_values != "none":
         copy_tokenizer(root, config.actor_rollout_ref.model.absolute().path)
-    tracker = make_tracker(
-        config.trainer,
-        root,
-        config=dataclasses.asdict(config),
-        console_columns=CONSOLE_COLUMNS,
-        resumed_after=checkpoint.step_of(resume_from) if resume_from else 0,
-    )
-    with (
-        tracker,
-        start_workers(_worker_spec(config, plan, device), config.trainer, config.ray_init) as workers,
-    ):
-        PPOTrainer(
+    run_loop(
+        lambda workers, tracker: PPOTrainer(
             config,
             plan,
             order=order,
@@ -403,7 +328,13 @@ def run_ppo(config: PPOConfig, *, train_items: Sequence[Item], val_items: Sequen
             workers=workers,
             tracker=tracker,
             resume_from=resume_from,
-        ).fit()
+        ),
+        _worker_spec(config, plan, device),
+        config,
+        root,
+        steps_done=checkpoint.step_of(resume_from) if resume_from else 0,
+        console_columns=CONSOLE_COLUMNS,
+    )
 
 
 def _check_replay(config: PPOConfig, plan: PPOPlan) -> None:
@@ -440,7 +371,7 @@ def _collect(config: PPOConfig, plan: PPOPlan, order: Order[Item], device: str) 
             order=order,
             workers=workers,
             tracker=tracker,
-            folder=trajectory_folder(config),
+            folder=_trajectory_folder(config),
         )
 
 
@@ -449,21 +380,24 @@ def output_folder(config: PPOConfig) -> Path:
     return Path(config.trainer.default_local_dir).resolve()
 
 
-def trajectory_folder(config: PPOConfig) -> Path:
-    """Where trajectory files go, absolute."""
-    return Path(config.actor_rollout_ref.rollout.rollout_log_dir or output_folder(config) / "trajectories").resolve()
+def _validation(config: PPOConfig, items: Sequence[Item]) -> Validation:
+    rollout, rounds = config.actor_rollout_ref.rollout, config.algorithm.rounds_ctrl
+    max_rounds = rounds.val_rounds or rounds.scheduler().max_rounds
+    return Validation(tuple(items), rollout, max_rounds, config.trainer.seed, _trajectory_folder(config))
+
+
+def _trajectory_folder(config: PPOConfig) -> Path:
+    return trajectory_folder(config.actor_rollout_ref.rollout, output_folder(config))
 
 
 def _rollout_setup(config: PPOConfig) -> RolloutSetup:
-    branch, data = config.actor_rollout_ref, config.data
+    branch = config.actor_rollout_ref
     return RolloutSetup(
         model=branch.model.absolute(),
         agentgym=branch.agentgym,
         rollout=branch.rollout,
-        limits=TokenLimits(
-            data.max_prompt_length, data.max_response_length, branch.rollout.max_tokens, branch.rollout.max_model_len
-        ),
-        log_dir=str(trajectory_folder(config)),
+        limits=branch.rollout.limits(config.data),
+        log_dir=str(_trajectory_folder(config)),
         seed=config.trainer.seed,
     )
 
@@ -495,15 +429,3 @@ def _no_signal(rollouts: StepRollouts) -> str:
     if rollouts.is_filtered and not rollouts.kept:
         return f"no group has different results after {rollouts.num_rounds} rounds of sampling"
     return "every group has equal scores, all advantages are 0"
-
-
-def _validation_sampling(rollout: RolloutConfig) -> SamplingParams:
-    config = rollout.val_kwargs
-    return SamplingParams(
-        max_tokens=rollout.max_tokens, temperature=config.temperature, top_p=config.top_p, top_k=config.top_k
-    )
-
-
-def _is_due(step: int, frequency: int, last_step: int) -> bool:
-    """Every ``frequency`` steps (never for -1), and at the last one."""
-    return step == last_step or (frequency > 0 and step % frequency == 0)

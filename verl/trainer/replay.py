@@ -21,10 +21,10 @@ from agentgym_rl.files import write_whole
 from agentgym_rl.rollout.log import read_row, read_trajectories
 from agentgym_rl.types import SamplingParams, Trajectory
 from verl.config import PPOConfig
+from verl.trainer.rollouts import TRAJECTORY_FOLDER
 from verl.trainer.step_rollouts import StepRollouts
 
 STEP_FILE = "step.json"
-_TRAJECTORY_FOLDER = "trajectories"
 _FORMAT = 1
 
 Key = tuple[str, int, int]
@@ -120,7 +120,7 @@ def replay_folder(path: str) -> Path:
     Raises `ConfigError` when there is none.
     """
     given = Path(path).resolve()
-    for folder in (given, given / _TRAJECTORY_FOLDER):
+    for folder in (given, given / TRAJECTORY_FOLDER):
         if any(folder.glob("step*")):
             return folder
     raise ConfigError(f"trainer.replay={path!r}: no folders step<N> in it; give a run's folder, or its trajectories'")

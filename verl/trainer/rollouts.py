@@ -12,11 +12,14 @@ from tqdm import tqdm
 from agentgym_rl.rollout.collector import RolloutRequest, by_sample
 from agentgym_rl.rollout.requests import make_requests
 from agentgym_rl.types import Trajectory
+from verl.config import RolloutConfig
 from verl.single_controller.base import WorkerGroup
 from verl.utils.balancing import restore_order
 from verl.workers.setup import RolloutOrder, RolloutShare
 
-__all__ = ["Rollout", "RolloutUsage", "generate", "generate_anew", "make_requests"]
+__all__ = ["Rollout", "RolloutUsage", "generate", "generate_anew", "make_requests", "trajectory_folder"]
+
+TRAJECTORY_FOLDER = "trajectories"
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,11 @@ def generate_anew(
         # A run that died in this step, perhaps with more workers, left files that must not be mixed with new ones.
         shutil.rmtree(folder / order.log_name, ignore_errors=True)
     return generate(workers, requests, order)
+
+
+def trajectory_folder(rollout: RolloutConfig, root: Path) -> Path:
+    """Where the trajectory files of a run in ``root`` go, absolute."""
+    return Path(rollout.rollout_log_dir or root / TRAJECTORY_FOLDER).resolve()
 
 
 def _joined(shares: Sequence[RolloutShare], order: RolloutOrder, num_requests: int) -> list[Trajectory]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from verl.config import SFTTrainerConfig, TrainerConfig
+from verl.config import TrainingRunConfig
 from verl.single_controller.base import WorkerGroup
 from verl.single_controller.signals import Terminated
 from verl.trainer.metrics import Stopwatch
@@ -16,14 +16,12 @@ from verl.utils import checkpoint
 class CheckpointSaver:
     """Has the workers write checkpoints, one at a time, while training goes on."""
 
-    def __init__(
-        self, workers: WorkerGroup, trainer: TrainerConfig | SFTTrainerConfig, root: Path, *, saved_step: int
-    ) -> None:
-        """Checkpoints go into ``root``; that of ``saved_step`` is there already, or it is 0."""
+    def __init__(self, workers: WorkerGroup, trainer: TrainingRunConfig, root: Path) -> None:
+        """Checkpoints go into ``root``."""
         self._workers, self._trainer, self._root = workers, trainer, root
         self._is_saving = False
-        self.saved_step = saved_step
-        """The last step of which a checkpoint was begun."""
+        self.saved_step = 0
+        """The last step of which a checkpoint was begun, by this run or the one that it goes on from."""
 
     def save(self, step: int, state: dict[str, Any]) -> dict[str, float]:
         """Begin to write the checkpoint of ``step``; it will be complete, or not there at all.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agentgym_rl.agent.chat import ChatTemplate
-from agentgym_rl.data.checks import check_roles, describe_rows, describe_tokens
+from agentgym_rl.data.checks import check_roles
 from agentgym_rl.data.conversations import Conversation, read_conversations
 from agentgym_rl.errors import ConfigError
 from agentgym_rl.types import Item
@@ -19,11 +19,11 @@ from verl.trainer.data_trainer import (
     DataTrainer,
     Update,
     learner_setup,
+    order_rows,
     rollout_setup,
     run_training,
 )
-from verl.trainer.examples import Example, RowEncoder
-from verl.trainer.item_order import ItemOrder
+from verl.trainer.examples import Example, RowEncoder, TrainingData
 from verl.trainer.mini_batches import share_mini_batch
 from verl.trainer.plan import resolve_threads
 from verl.utils.devices import resolve_device
@@ -59,21 +59,26 @@ class SFTTrainer(DataTrainer[Example]):
         return Update(tuple((share, shared.totals) for share in shared.shares), batch.num_tokens)
 
 
+def read_sft_data(config: SFTConfig, chat: ChatTemplate | None) -> TrainingData[Example]:
+    """Read and check the rows, and encode them; without ``chat`` they are not encoded."""
+    rows = read_conversations(config.data.train_file)
+    check_roles(rows, f"data.train_file={config.data.train_file}")
+    if chat is None:
+        return TrainingData("conversations", tuple(rows), None)
+    encoder = RowEncoder(chat, max_length=config.data.max_length, truncation=config.data.truncation)
+    examples = encode(rows, encoder)
+    counts = tuple(example.counts for example in examples)
+    return TrainingData("conversations", tuple(rows), tuple(examples), counts)
+
+
 def run_sft(config: SFTConfig, *, val_items: Sequence[Item] = ()) -> Path:
     """Read, check and encode the data, say what is planned, start the workers, train; the folder of the model."""
     device = resolve_device(config.trainer.device)
-    rows = read_conversations(config.data.train_file)
-    check_roles(rows, f"data.train_file={config.data.train_file}")
-    chat = ChatTemplate(load_tokenizer(config.model.absolute()))
-    encoder = RowEncoder(chat, max_length=config.data.max_length, truncation=config.data.truncation)
-    examples = encode(rows, encoder)
-    data = config.data
-    order = ItemOrder(examples, batch_size=data.train_batch_size, seed=data.seed, shuffle=data.shuffle)
+    data = read_sft_data(config, ChatTemplate(load_tokenizer(config.model.absolute())))
+    order = order_rows(data.examples or (), config.data)
     plan = DataPlan.of(config, order, val_items, kind=SFTTrainer.kind)
-    held_out = {item.item_id for item in val_items}
-    lines = [*describe_rows(rows, held_out=held_out), *describe_tokens([example.counts for example in examples])]
-    print("\n      ".join([f"data: {len(examples)} conversations", *lines]), flush=True)
-    print(f"plan: supervised training\n{plan.describe(config, order, device)}", flush=True)
+    print(data.describe(held_out={item.item_id for item in val_items}), flush=True)
+    print(plan.describe(config, order, device), flush=True)
     spec = WorkerSpec(
         "verl.workers.sft_worker:SFTWorker",
         (learner_setup(config, plan), rollout_setup(config)),

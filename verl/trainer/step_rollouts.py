@@ -14,9 +14,9 @@ import torch
 from agentgym_rl.rollout.collector import RolloutRequest, by_sample, check_failures
 from agentgym_rl.rounds import RoundScheduler
 from agentgym_rl.types import Item, SamplingParams, StopReason, Trajectory
-from verl.config import PPOConfig, RolloutConfig
+from verl.config import PPOConfig
 from verl.protocol import DataProto, group_code
-from verl.trainer.credit import TrainingRow, group_of, item_rows
+from verl.trainer.credit import TrainingRow, differs, group_of, item_rows
 from verl.trainer.item_order import Order
 from verl.trainer.rollouts import Rollout, RolloutUsage, make_requests
 from verl.workers.setup import RolloutOrder
@@ -74,13 +74,6 @@ class TakesSteps(Protocol):
     """Where the trajectories of a training step come from."""
 
     def sample(self, step: int, *, max_rounds: int, sampling: SamplingParams) -> StepRollouts: ...
-
-
-def training_sampling(rollout: RolloutConfig) -> SamplingParams:
-    """How the turns of a training step are sampled."""
-    return SamplingParams(
-        max_tokens=rollout.max_tokens, temperature=rollout.temperature, top_p=rollout.top_p, top_k=rollout.top_k
-    )
 
 
 def record_outcome(rounds: RoundScheduler, step: int, rollouts: StepRollouts) -> None:
@@ -165,13 +158,6 @@ def has_difference(trajectories: Iterable[Trajectory], metric: str) -> bool:
     for trajectory in trajectories:
         groups.setdefault(group_of(trajectory), []).append(trajectory)
     return any(differs(group, metric) for group in groups.values())
-
-
-def differs(group: Iterable[Trajectory], metric: str) -> bool:
-    """True when members of the group have different results, by more than the rounding of floats."""
-    by_success = metric in ("success", "acc")
-    values = [float(t.success) if by_success else t.score for t in group]
-    return len(values) > 1 and max(values) - min(values) > 1e-6 * max(map(abs, values))
 
 
 def _by_uid(trajectories: Sequence[Trajectory]) -> dict[str, list[Trajectory]]:

@@ -15,14 +15,17 @@ from support.models import save_tiny_model
 from support.published import TASKS, published_lists, published_values
 
 from agentgym_rl.errors import ConfigError
-from verl.agent_trainer.dry_run import describe_evaluation, describe_ppo
+from verl.agent_trainer.dry_run import describe_agentevol, describe_evaluation, describe_ppo, describe_sft
 from verl.agent_trainer.loading import known_keys, load_config, parse_command_line
 from verl.agent_trainer.proposals import nearest_key
-from verl.config import GenerationConfig, PPOConfig
+from verl.config import AgentEvolConfig, DPOConfig, GenerationConfig, PPOConfig, SFTConfig
 
 ROOTS: dict[str, tuple[type, str, Any]] = {
     "main_ppo": (PPOConfig, "ppo_trainer", describe_ppo),
     "main_generation": (GenerationConfig, "generation", describe_evaluation),
+    "main_sft": (SFTConfig, "sft_trainer", describe_sft),
+    "main_dpo": (DPOConfig, "dpo_trainer", describe_sft),
+    "main_agentevol": (AgentEvolConfig, "agentevol", describe_agentevol),
 }
 SMALL = (
     "data.train_file=items.json",
@@ -98,7 +101,7 @@ def misspelled(key: str) -> Iterator[str]:
         yield from (f"{branch}.{text}" for text in sorted(changed - {name, ""}))
 
 
-@pytest.mark.parametrize("program", ROOTS)
+@pytest.mark.parametrize("program", published_values())
 def test_every_published_key_is_proposed_for_each_of_its_misspellings(program: str) -> None:
     known = known_keys(ROOTS[program][0])
     wrong = {
@@ -183,6 +186,90 @@ def test_an_evaluation_says_what_it_would_sample(folder: Path) -> None:
     assert "20 items x 8 samples = 160 trajectories of at most 10 rounds" in printed
     assert "hf engine: cache" in printed and "at most: 160 trajectories" in printed
     assert not (folder / "out").exists()
+
+
+DATA_RUNS = {
+    "main_sft": ("data.train_file=rows.jsonl",),
+    "main_dpo": ("data.train_file=pairs.jsonl",),
+    "main_agentevol": (
+        *("data.base_file=rows.jsonl", "data.train_file=items.json", "data.val_file=items.json"),
+        *("agentgym.task_name=textcraft", "agentgym.env_addr=http://127.0.0.1:9"),
+    ),
+}
+VALIDATED = (
+    *("trainer.test_freq=1", "data.val_file=items.json", "rollout.val_kwargs.n=2"),
+    *("agentgym.task_name=textcraft", "agentgym.env_addr=http://127.0.0.1:9"),
+)
+
+
+def write_rows(folder: Path, count: int = 6) -> None:
+    talk = [{"from": "human", "value": "Go north."}, {"from": "gpt", "value": "Action: go north"}]
+    other = [talk[0], {"from": "gpt", "value": "Action: stay"}]
+    rows = [{"item_id": f"textcraft_{number}", "conversations": talk} for number in range(count)]
+    pairs = [{"item_id": f"textcraft_{number}", "chosen": talk, "rejected": other} for number in range(count)]
+    for name, content in (("rows.jsonl", rows), ("pairs.jsonl", pairs)):
+        (folder / name).write_text("".join(json.dumps(row) + "\n" for row in content))
+
+
+@pytest.mark.parametrize("program", DATA_RUNS)
+def test_a_training_on_data_says_what_it_would_do_and_makes_nothing(program: str, folder: Path) -> None:
+    save_tiny_model(folder / "model")
+    write_rows(folder)
+    validated = VALIDATED if program != "main_agentevol" else ()
+    printed = plan(
+        program,
+        *DATA_RUNS[program],
+        *("model.path=model", "data.train_batch_size=4", "trainer.device=cpu", "data.max_length=64"),
+        *validated,
+    )
+    assert "model: Adam" in printed and "hf engine: cache" in printed
+    assert "not looked at: the server at http://127.0.0.1:9; the weights in model.path=model" in printed
+    if program == "main_agentevol":
+        assert "merge with 6 conversations" in printed and "20 items x n" in printed
+    else:
+        assert "data: 6 " in printed and "tokens, " in printed and "with loss" in printed
+        assert "1 steps of 4, 1 an epoch" in printed and "validation on 20 items x n 2 every 1 steps" in printed
+    assert sorted(path.name for path in folder.iterdir()) == ["items.json", "model", "pairs.jsonl", "rows.jsonl"]
+
+
+@pytest.mark.parametrize("program", DATA_RUNS)
+def test_a_training_on_data_is_planned_without_its_model(program: str, folder: Path) -> None:
+    write_rows(folder)
+    printed = plan(program, *DATA_RUNS[program], "model.path=model", "data.train_batch_size=4", "trainer.device=cpu")
+    assert "memory: not known" in printed and "not here: model.path=model" in printed
+    assert program == "main_agentevol" or "how many tokens they have is not known yet" in printed
+
+
+@pytest.mark.parametrize(
+    ("program", "override", "message"),
+    [
+        ("main_sft", "data.train_file=absent.jsonl", "data.train_file='absent.jsonl': no such file"),
+        ("main_sft", "data.train_batch_size=7", "data.train_batch_size=7: data.train_file has only 6 rows"),
+        ("main_sft", "data.max_length=4", "more than data.max_length=4"),
+        ("main_sft", "trainer.default_local_dir=rows.jsonl/run", "no files can be written there"),
+        ("main_dpo", "ref.path=rows.jsonl", "ref.path='rows.jsonl': has no config.json"),
+        ("main_dpo", "data.train_file=rows.jsonl", "chosen"),
+        ("main_agentevol", "data.base_file=absent.jsonl", "data.base_file='absent.jsonl': no such file"),
+        ("main_agentevol", "algorithm.first_policy=items.json", "algorithm.first_policy='items.json': has no config"),
+    ],
+)
+def test_what_is_wrong_with_a_training_on_data_ends_its_dry_run(
+    program: str, override: str, message: str, folder: Path
+) -> None:
+    save_tiny_model(folder / "model")
+    write_rows(folder)
+    given = ("model.path=model", "data.train_batch_size=4", "trainer.device=cpu")
+    with pytest.raises(ConfigError) as caught:
+        plan(program, *DATA_RUNS[program], *given, override)
+    assert message in str(caught.value)
+
+
+def test_a_models_config_that_cannot_be_read_is_named(folder: Path) -> None:
+    (folder / "model").mkdir()
+    for content, message in (("{", "is not JSON"), ("[]", "must be a JSON object")):
+        (folder / "model" / "config.json").write_text(content)
+        with pytest.raises(ConfigError, match=f"model/config.json: {message}"):
+            plan("main_ppo", *SMALL)
 
 
 # ------------------------------------------------------------------------------------------------------- as a user runs

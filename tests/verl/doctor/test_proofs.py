@@ -175,14 +175,13 @@ def test_rows_that_see_their_neighbours_fail_the_row_of_packing(
 def test_a_step_that_goes_on_differently_after_a_stop_fails_its_row(
     diagnose: Diagnose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    load = PPOTrainer._load
+    resume = PPOTrainer._resume
 
-    def forgets_the_seed(self: PPOTrainer, folder: Path) -> int:
-        step = load(self, folder)
+    def forgets_the_seed(self: PPOTrainer, folder: Path) -> None:
+        resume(self, folder)
         self._config.trainer.seed += 1
-        return step
 
-    monkeypatch.setattr(PPOTrainer, "_load", forgets_the_seed)
+    monkeypatch.setattr(PPOTrainer, "_resume", forgets_the_seed)
     findings = diagnose(quick=False)
     assert failures(findings) == [RESUME]
     assert "without a stop and" in findings[RESUME].seen

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import chain
 
 import pytest
@@ -15,6 +16,7 @@ from agentgym_rl.types import Item, StopReason
 from verl.agent_trainer.loading import load_config, parse_command_line
 from verl.config import PPOConfig
 from verl.protocol import DataProto
+from verl.trainer.core_algos import GroupStatistics
 from verl.trainer.item_order import ItemOrder
 from verl.trainer.metrics import advantage_metrics, group_metrics, has_signal
 from verl.trainer.mini_batches import mini_batch_rows, share_mini_batch
@@ -106,6 +108,24 @@ def test_groups_without_two_different_scores_are_counted() -> None:
         "rollout/groups_without_signal": 2,
         "rollout/groups_reduced_to_one": 1,
     }
+
+
+def test_scores_that_agree_but_for_rounding_are_alike_in_metrics_as_in_advantages() -> None:
+    trajectories = [make_trajectory(ITEMS[0], score=score) for score in (0.1 + 0.2, 0.3)]
+    assert trajectories[0].score != trajectories[1].score
+    assert group_metrics(trajectories)["rollout/groups_without_signal"] == 1
+    batch = DataProto.from_trajectories(trajectories)
+    assert GroupStatistics.of(batch).centred_B.tolist() == [0, 0]
+
+
+def test_only_faults_reduce_a_group_and_not_that_it_began_with_one_member() -> None:
+    """As every group with one sample an item, and the second trial of the only sample that failed its first."""
+    alone = make_trajectory(ITEMS[0], score=1.0)
+    firsts = [make_trajectory(ITEMS[1], score=score) for score in (0.0, 1.0)]
+    second = replace(make_trajectory(ITEMS[1], score=1.0), trial=2)
+    assert group_metrics([alone, *firsts, second])["rollout/groups_reduced_to_one"] == 0
+    broken = make_trajectory(ITEMS[2], score=0.0, stop_reason=StopReason.ENV_ERROR)
+    assert group_metrics([alone, broken])["rollout/groups_reduced_to_one"] == 1
 
 
 def test_advantages_are_described_over_sampled_tokens_only() -> None:

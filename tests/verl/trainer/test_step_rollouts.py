@@ -17,9 +17,10 @@ from agentgym_rl.rollout.collector import RolloutRequest, collect
 from agentgym_rl.types import Item, SamplingParams, StopReason, Trajectory
 from verl.agent_trainer.loading import load_config, parse_command_line
 from verl.config import PPOConfig
+from verl.trainer.credit import differs
 from verl.trainer.item_order import ItemOrder
 from verl.trainer.rollouts import Rollout, RolloutUsage, make_requests
-from verl.trainer.step_rollouts import StepRollouts, StepSampler, differs
+from verl.trainer.step_rollouts import StepRollouts, StepSampler
 from verl.workers.setup import RolloutOrder
 
 ITEMS = [Item("toy", index) for index in range(12)]

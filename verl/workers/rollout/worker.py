@@ -76,7 +76,7 @@ class RolloutWorker:
         prepare_vllm(self._context.device)
         from verl.workers.rollout.vllm_engine import VLLMEngine, VLLMPlace
 
-        setup, limits = self._setup, self._setup.limits
+        setup = self._setup
         place = VLLMPlace(
             self._device,
             compute_dtype(setup.model, self._device),
@@ -84,8 +84,7 @@ class RolloutWorker:
             num_engines=self._num_engines,
             group=self._group,
         )
-        longest = min(limits.max_model_len, limits.max_prompt_length + limits.max_response_length)
-        return VLLMEngine(setup.model, setup.rollout, place, max_model_len=longest, seed=seed)
+        return VLLMEngine(setup.model, setup.rollout, place, max_model_len=setup.limits.longest, seed=seed)
 
     def _make_follower(self) -> Engine:
         if self._device.type != "cuda":
