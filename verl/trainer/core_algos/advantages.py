@@ -258,6 +258,5 @@ def _step_groups(batch: DataProto, turns: Turns, returns_U: torch.Tensor) -> Gro
     """Statistics of the turns' returns among the turns of one group that answer the same observation."""
     assert batch.anchor_ids_T is not None
     # Both are hashes, so that an odd multiple of one plus the other is as good as the pair.
-    anchors_U = batch.anchor_ids_T[turns.starts_U]
-    keys_U = 3 * batch.group_ids_B[turns.sequence_U] + anchors_U
-    return GroupStatistics.of_scores(returns_U, keys_U, torch.ones(len(keys_U), dtype=torch.bool))
+    keys_U = 3 * batch.group_ids_B.numpy()[turns.sequence_U] + batch.anchor_ids_T.numpy()[turns.starts_U]
+    return GroupStatistics.of_scores(returns_U, torch.from_numpy(keys_U), torch.ones(len(keys_U), dtype=torch.bool))

@@ -156,6 +156,8 @@ def _runs(mask_T: np.ndarray, messages_T: np.ndarray) -> tuple[np.ndarray, np.nd
     starts, ends = changes_of_mask[::2], changes_of_mask[1::2]
     # Messages are numbered in order: a run that begins and ends in the same one lies in no other.
     mixed = np.flatnonzero(messages_T[starts] != messages_T[ends - 1])
+    if not len(mixed):
+        return starts, ends
     changes = [
         start + 1 + np.flatnonzero(np.diff(messages_T[start:end]))
         for start, end in zip(starts[mixed].tolist(), ends[mixed].tolist(), strict=True)
