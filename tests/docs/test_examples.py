@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 from support.batches import batch_of
-from support.documents import ROOT, code, rows
+from support.documents import ROOT, blocks, code, rows
 from support.published import HORIZONS
 from support.rollouts import make_generation, make_limits, make_requests
+from support.servers import serve
 from support.tokenizers import make_tokenizer
 
 from agentgym_rl.agent.chat import ChatTemplate
 from agentgym_rl.envs.registry import get_spec
+from agentgym_rl.envs.server import build_app
 from agentgym_rl.rollout.handler import RolloutHandler
 from agentgym_rl.types import Message, Role, StepOutput, StopReason
 from verl.config import AlgorithmConfig
@@ -124,3 +126,25 @@ def test_ports_and_horizons_are_those_of_the_tasks() -> None:
         assert ports[task] == str(get_spec(task).default_port)
         [horizon] = [row for row in rows(TASKS, "| task | fixed |") if row[0].lower() == task]
         assert horizon[1:3] == [fixed, staged.strip("[]").replace(",", ", ")]
+
+
+# -------------------------------------------------------------------------------------------------------- python blocks
+
+
+def test_the_estimator_that_contributors_are_shown_works() -> None:
+    [block] = blocks(ROOT / "CONTRIBUTING.md", "python")
+    names: dict[str, Any] = {}
+    exec(compile(block, "CONTRIBUTING.md", "exec"), names)
+    made = names["plain_score"](batch_of([[1, 0, 1], [1, 1]], scores=[0.5, 1.0]), AlgorithmConfig())
+    assert made.advantages_T.tolist() == [0, 0.5, 0, 0.5, 0, 1, 1]
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("task", ["textcraft", "babyai"])
+def test_the_client_of_a_task_plays_as_its_page_shows(task: str, capsys: pytest.CaptureFixture[str]) -> None:
+    page = ROOT / "agentgym_rl" / "envs" / task / "README.md"
+    [block] = blocks(page, "python")
+    with serve(build_app(get_spec(task))) as url:
+        exec(compile(re.sub(r"http://127\.0\.0\.1:\d+", url, block), str(page), "exec"), {})
+    printed = capsys.readouterr().out
+    assert "Goal: " in printed.replace("Your goal: ", "Goal: ") and "StepOutput(" in printed
