@@ -23,6 +23,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import TracebackType
@@ -60,12 +62,23 @@ class TrajectoryLog:
         self._file = self.path.open("a" if append else "w", encoding="utf-8")
 
     def write(self, trajectory: Trajectory) -> None:
-        """Append one row and hand it to the operating system."""
-        self._file.write(json.dumps(to_row(trajectory), ensure_ascii=False, separators=(",", ":")) + "\n")
-        self._file.flush()
+        """Append one row and hand it to the operating system; an OSError, as of a full disk, names the file."""
+        with self._naming_itself():
+            self._file.write(json.dumps(to_row(trajectory), ensure_ascii=False, separators=(",", ":")) + "\n")
+            self._file.flush()
 
     def close(self) -> None:
-        self._file.close()
+        with self._naming_itself():
+            self._file.close()
+
+    @contextmanager
+    def _naming_itself(self) -> Iterator[None]:
+        """Errors of the system say the path, which it does not know: it writes to a number."""
+        try:
+            yield
+        except OSError as error:
+            error.filename = str(self.path)
+            raise
 
     def __enter__(self) -> Self:
         return self

@@ -123,7 +123,8 @@ def make_tracker(
 
     A run that goes on after step ``resumed_after`` continues files and the services' runs; what files hold of later
     steps, logged by a run that died before its next checkpoint, is dropped. Services keep such steps, given once.
-    Raises `ConfigError` when a logger's package is not installed or its service cannot be reached.
+    Raises `ConfigError` when a logger's package is not installed, its service cannot be reached, or its files cannot be
+    written.
     """
     check_loggers(run.logger)
     folder.mkdir(parents=True, exist_ok=True)
@@ -143,7 +144,13 @@ def make_tracker(
             case _:
                 raise ConfigError(f"trainer.logger={run.logger}: {name!r} is not known")
 
-    return Tracker([make(name) for name in dict.fromkeys(run.logger)])
+    sinks: list[Sink] = []
+    for name in dict.fromkeys(run.logger):
+        try:
+            sinks.append(make(name))
+        except OSError as error:  # of the disk, as when it is full
+            raise _cannot_start(run, name, error) from error
+    return Tracker(sinks)
 
 
 class ConsoleSink(Sink):

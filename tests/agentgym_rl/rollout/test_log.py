@@ -131,6 +131,14 @@ def test_a_log_that_does_not_append_starts_anew(tmp_path):
     assert [t.item.index for t in read_trajectories(tmp_path).trajectories] == [1]
 
 
+def test_a_full_disk_is_an_error_that_names_the_file(trajectory):
+    with (
+        pytest.raises(OSError, match=r"No space left on device: '/dev/full'"),
+        TrajectoryLog("/dev/full", append=False) as log,
+    ):
+        log.write(trajectory)
+
+
 def test_a_broken_row_inside_a_file_is_an_error_that_names_it(tmp_path):
     path = tmp_path / "0.jsonl"
     with TrajectoryLog(path) as log:

@@ -254,6 +254,13 @@ def test_a_fresh_run_in_the_same_folder_is_a_new_run_of_the_service(
     assert fake.steps() == [[1], [1]]
 
 
+@pytest.mark.parametrize(("name", "path"), [("jsonl", "metrics.jsonl"), ("tensorboard", "tensorboard")])
+def test_files_that_cannot_be_written_at_the_start_are_an_error_in_a_line(name: str, path: str, tmp_path: Path) -> None:
+    (tmp_path / path).symlink_to("/dev/full/none")
+    with pytest.raises(ConfigError, match=rf"trainer\.logger=.*{name} cannot start: \w+Error: .*{path}"):
+        open_tracker(tmp_path, name)
+
+
 def test_a_service_that_cannot_be_reached_at_the_start_is_an_error(
     service: tuple[str, FakeService], tmp_path: Path
 ) -> None:
