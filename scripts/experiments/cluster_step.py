@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
 
 from cluster_model import (
     BF16,
@@ -161,16 +163,24 @@ def simulate(scripts: Sequence[TrajectoryScript], scenario: Scenario) -> StepEst
 
 def simulate_rollout(scripts: Sequence[TrajectoryScript], scenario: Scenario) -> RolloutResult:
     """The step's trajectories alone."""
-    return Rollout(
-        scripts,
+    # Of the design, what bears on the rollout beside the engine's cost: the others share one result.
+    design = Design(one_by_one=scenario.design.one_by_one, prefix_reuse=scenario.design.prefix_reuse)
+    return _played(
+        tuple(scripts),
         scenario.engine_cost(),
         scenario.cluster.num_engines,
-        design=scenario.design,
-        servers=scenario.servers,
-        rules=scenario.rules,
-        max_concurrency=scenario.recipe.max_concurrency,
-        turn_s=scenario.assumed.collector_turn_s,
-    ).run()
+        design,
+        scenario.servers,
+        scenario.rules,
+        scenario.recipe.max_concurrency,
+        scenario.assumed.collector_turn_s,
+    )
+
+
+@lru_cache(maxsize=32)
+def _played(scripts: tuple[TrajectoryScript, ...], *settings: Any) -> RolloutResult:
+    """Most of a study's scenarios differ in what follows the rollout, which is by far the most work to simulate."""
+    return Rollout(scripts, *settings).run()
 
 
 def _gen_phase(rollout: RolloutResult, scenario: Scenario) -> Phase:
