@@ -162,6 +162,10 @@ class Study:
             yield self.case(f"{large} GPUs, same batch", gpus=large, horizon=horizon)
             yield self.case(f"{large} GPUs, batch x {self.growth}", gpus=large, horizon=horizon, larger=self.growth)
 
+    def of_task(self, profile: TaskProfile) -> Study:
+        """The same on another task, at its own stages."""
+        return replace(self, profile=profile, horizons=stages(profile.name))
+
     def bases(self) -> tuple[Case, Case]:
         """What means and assumptions are varied on: both clusters fully loaded, at the longest horizon."""
         small, large = self.gpus
@@ -283,16 +287,20 @@ class Report:
     variants: Mapping[str, Mapping[str, float | None]]
     """By base: the step's seconds, None where memory does not suffice."""
     sensitivity: Mapping[str, Sequence[Sensitivity]]
+    tasks: Mapping[str, Sequence[Result]]
+    """Every task at its longest stage, by base; none for a real run."""
 
     @classmethod
     def of(cls, study: Study) -> Report:
-        """Variants and sensitivities, which are ratios within one draw of the trajectories, are taken on the first."""
+        """Variants and sensitivities, which are ratios within one draw of trajectories, and other tasks are taken on
+        the first draw."""
         bases, first = study.bases(), replace(study, seeds=study.seeds[:1])
         return cls(
             study,
             [study.run(case) for case in study.scaling_cases()],
             {base.name: {name: seconds_of(first, case) for name, case in variants(base)} for base in bases},
             {base.name: sensitivities(first, base) for base in bases},
+            {} if study.profile is None else {name: _task(first, name) for name in PROFILES},
         )
 
     def efficiencies(self) -> list[tuple[int, float, float]]:
@@ -325,10 +333,15 @@ class Report:
             ],
             "variants": self.variants,
             "sensitivity": {base: [dataclasses.asdict(row) for row in rows] for base, rows in self.sensitivity.items()},
+            "tasks": {
+                name: [{"name": r.name, "horizon": r.horizon, "gpus": r.gpus} | r.numbers() for r in results]
+                for name, results in self.tasks.items()
+            },
         }
 
     def as_markdown(self) -> str:
-        return "\n\n".join([self._heading(), *self._scaling_tables(), *self._variant_tables(), *self._sensitivity()])
+        tables = [*self._scaling_tables(), *self._task_table(), *self._variant_tables(), *self._sensitivity()]
+        return "\n\n".join([self._heading(), *tables])
 
     def _heading(self) -> str:
         study, recipe = self.study, self.study.recipe
@@ -351,6 +364,22 @@ class Report:
             ["horizon", f"tokens/s per GPU, {large} over {small}: same batch", f"batch x {self.study.growth}"],
             [[str(horizon), _percent(same), _percent(grown)] for horizon, same, grown in self.efficiencies()],
         )
+
+    def _task_table(self) -> Iterator[str]:
+        if not self.tasks:
+            return
+        columns = ["task", "horizon"]
+        for result in next(iter(self.tasks.values())):
+            columns += [f"{result.name}: step s", "rollout", "GPUs idle", "GPU hours, 1,000 steps"]
+        rows = []
+        for name, results in self.tasks.items():
+            cells = [name, str(results[0].horizon)]
+            for result in results:
+                numbers = result.numbers()
+                cells += [_seconds(numbers["step_s"]), _percent(numbers["rollout_s"] / numbers["step_s"])]
+                cells += [_percent(numbers["idle_share"]), f"{numbers['gpu_hours_per_1000_steps']:,.0f}"]
+            rows.append(cells)
+        yield _table(columns, rows)
 
     def _variant_tables(self) -> Iterator[str]:
         columns = [f"horizon {max(self.study.horizons)}: step time"]
@@ -377,6 +406,11 @@ class Report:
                     if each.weight >= math.log(1.01)
                 ],
             )
+
+
+def _task(study: Study, name: str) -> list[Result]:
+    study = study.of_task(PROFILES[name])
+    return [study.run(case) for case in study.bases()]
 
 
 def scaling_cells(result: Result) -> list[str]:

@@ -554,6 +554,8 @@ def test_a_report_has_every_phase_both_efficiencies_and_what_matters_most(tmp_pa
     rows = numbers["sensitivity"]["2 GPUs"]
     weights = [max(abs(math.log(row["halved"])), abs(math.log(row["doubled"]))) for row in rows]
     assert weights == sorted(weights, reverse=True) and len(weights) > 20
+    assert {name: rows[0]["horizon"] for name, rows in numbers["tasks"].items()}["searchqa"] == 10
+    assert all(len(rows) == 2 and min(each["step_s"] for each in rows) > 0 for rows in numbers["tasks"].values())
     text = (tmp_path / "estimate.md").read_text()
     assert "| 4 | 16 GPUs, batch x 8 | 64 |" in text and "`task sampled`" in text
 
