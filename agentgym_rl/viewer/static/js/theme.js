@@ -24,9 +24,12 @@ export function onThemeChange(listener) {
   return () => listeners.delete(listener);
 }
 
-/** The value of a colour of the style sheet, such as `--accent`, for what is drawn on a canvas. */
+/** The value that a colour of the style sheet, such as `--accent`, has now, for what is drawn on a canvas. */
 export function colour(name) {
-  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  // The variable itself holds the colours of both themes; one that is used is resolved.
+  const root = document.documentElement;
+  root.style.setProperty("outline-color", `var(${name})`); // without a style of line, none is drawn
+  return getComputedStyle(root).outlineColor;
 }
 
 export function themeButton() {
