@@ -85,12 +85,6 @@ class Report:
     cost: float | None = None
     """Of a hosted model whose prices were given, in their currency."""
 
-    @property
-    def stop_reasons(self) -> dict[StopReason, float]:
-        """Share of each stop reason among all trajectories, 0 where it did not occur."""
-        shares = {ending.reason: ending.share for ending in self.endings}
-        return {reason: shares.get(reason, 0.0) for reason in StopReason}
-
     def table(self) -> str:
         """The report for a reader: a row per category and task, one per stop reason, faults, and what columns mean."""
         header = ("", "items", f"Avg@{self.k}", "95%", f"Pass@{self.k}", "95%", "turns")
@@ -131,12 +125,6 @@ def make_report(
         num_missing=num_missing,
         torn_files=torn_files,
     )
-
-
-def report_files(path: str | Path) -> Report:
-    """Evaluate a trajectory file or a folder of them."""
-    contents = read_trajectories(path)
-    return make_report(one_per_sample(contents.trajectories), torn_files=contents.torn)
 
 
 def finished_samples(path: str | Path) -> set[tuple[str, int]]:

@@ -5,17 +5,23 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
+from pathlib import Path
 
 import pytest
 from support.rollouts import make_trajectory
 
-from agentgym_rl.evaluation.report import DEFINITIONS, finished_samples, make_report, report_files
-from agentgym_rl.rollout.log import TrajectoryLog
+from agentgym_rl.evaluation.report import DEFINITIONS, Report, finished_samples, make_report, one_per_sample
+from agentgym_rl.rollout.log import TrajectoryLog, read_trajectories
 from agentgym_rl.types import Item, StopReason
 
 
 def item(index: int, category: str = "") -> Item:
     return Item("toy", index, category)
+
+
+def report_files(folder: Path) -> Report:
+    contents = read_trajectories(folder)
+    return make_report(one_per_sample(contents.trajectories), torn_files=contents.torn)
 
 
 def test_four_items_that_share_their_opening_text_are_four_items():
@@ -62,7 +68,7 @@ def test_samples_of_an_item_are_averaged_and_one_success_passes():
     easy, hard = report.categories
     assert (easy.name, easy.num_items, easy.avg, easy.pass_rate, easy.turns_mean) == ("easy", 1, 0.5, 1.0, 3)
     assert (hard.name, hard.avg, hard.pass_rate) == ("hard", pytest.approx(0.3), 0.0)
-    assert report.stop_reasons[StopReason.DONE] == 0.75
+    assert {ending.reason: ending.share for ending in report.endings}[StopReason.DONE] == 0.75
     assert "stop reasons of 4 trajectories: done 75.0%, max_rounds 25.0%" in report.table()
 
 

@@ -72,7 +72,7 @@ def test_the_same_files_and_figures_as_of_a_model_of_ones_own(
     report = report_on(tmp_path / "out")
     assert (report.overall.num_items, report.num_trajectories, report.k) == (7, 14, 2)
     assert [scores.name for scores in report.categories] == ["even", "odd"]
-    assert report.stop_reasons[StopReason.DONE] == 1.0 and 0 < report.overall.avg < 1
+    assert [ending.reason for ending in report.endings] == [StopReason.DONE] and 0 < report.overall.avg < 1
     assert report.usage is not None and report.usage.answers == len(server.requests) == 28
     assert report.cost == pytest.approx((280 * 1 + 28 * 3 * 2) / 1e6)
     printed = capsys.readouterr().out

@@ -71,4 +71,4 @@ def test_one_worker_and_several_give_the_same_figures_to_the_last_digit(tmp_path
     report = report_on(tmp_path / "several")
     assert (report.overall.num_items, report.num_trajectories, report.num_missing) == (7, 14, 0)
     assert report.overall.avg == pytest.approx(sum(range(5)) / 6 / 7) and report.overall.pass_rate == 0
-    assert report.stop_reasons[StopReason.MAX_ROUNDS] == 4 / 14
+    assert {ending.reason: ending.share for ending in report.endings}[StopReason.MAX_ROUNDS] == 4 / 14
