@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from support.servers import serve
 from transformers import AutoModelForCausalLM
 
 from agentgym_rl.envs.server import build_app
+from verl.trainer.replay import finished_steps
 from verl.utils import checkpoint
 from verl.utils.tracking import read_metrics
 
@@ -172,6 +174,30 @@ def test_sigterm_during_rollouts_gives_them_up_and_saves_the_last_finished_step(
     process.join(LIMIT_S)
     assert process.exitcode == 0, log.read_text()
     assert_as_never_stopped(folder, whole)
+
+
+def test_steps_after_the_checkpoint_that_a_run_goes_on_from_are_not_finished_any_more(
+    model: Path, url: str, tmp_path: Path, processes: list[BaseProcess]
+) -> None:
+    folder, log = tmp_path / "run", tmp_path / "log"
+    endless = ["trainer.save_freq=2", "trainer.total_training_steps=1000"]
+    process = stoppable.start(stoppable.train, [*arguments(model, url, folder), *endless], log=log)
+    processes.append(process)
+    wait_for(lambda: checkpoint.complete_steps(folder), process, log)
+    process.kill()
+    process.join()
+    last_saved = max(checkpoint.complete_steps(folder))
+    trajectories = folder / "trajectories"
+    shutil.copytree(trajectories / "step1", trajectories / "step900")  # whatever the kill has left
+    script = Script(turns=2, hangs_at=dict.fromkeys(range(8), 1))
+    with serve(build_app(parity_spec(script))) as hanging_url:
+        process = stoppable.start(stoppable.train, [*arguments(model, hanging_url, folder), *endless], log=log)
+        processes.append(process)
+        wait_for(script.hanging.is_set, process, log)
+        assert finished_steps(trajectories) == list(range(1, last_saved + 1))
+        process.kill()
+        process.join()
+        script.release.set()
 
 
 def test_a_second_sigterm_ends_the_run_at_once(model: Path, tmp_path: Path, processes: list[BaseProcess]) -> None:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from agentgym_rl.client.capacity import read_capacity
-from agentgym_rl.errors import ConfigError
+from agentgym_rl.errors import ConfigError, EnvError
 from verl.config import AgentGymConfig
 
 
@@ -17,17 +17,20 @@ def hold_to_capacity(config: AgentGymConfig, *, num_workers: int, at_once: int) 
     wait for a place until its requests time out, which would look like faults of the environment. Of several tasks, the
     one with the fewest places decides, since all trajectories may happen to be of one task.
     ``at_once``: most trajectories that the run would have in flight. Raises `ConfigError` when the servers have fewer
-    places than the run has workers, and warns when others hold too many of them.
+    places than the run has workers or one does not answer, and warns when others hold too many of them.
     """
     for addresses in config.servers.values():
         _hold_to_capacity(config, addresses, num_workers=num_workers, at_once=at_once)
 
 
 def _hold_to_capacity(config: AgentGymConfig, addresses: Sequence[str], *, num_workers: int, at_once: int) -> None:
-    capacity = read_capacity(addresses)
+    where = f"agentgym.env_addr={','.join(addresses)}"
+    try:
+        capacity = read_capacity(addresses)
+    except EnvError as error:
+        raise ConfigError(f"{where}: {error}") from error
     if capacity is None:
         return
-    where = f"agentgym.env_addr={','.join(addresses)}"
     if capacity.total < num_workers:
         raise ConfigError(
             f"{where}: room for {capacity.total} sessions for {num_workers} workers, each of which needs at least one; "

@@ -44,7 +44,14 @@ from verl.trainer.metrics import (
 from verl.trainer.mini_batches import SharedMiniBatch, mini_batch_rows, share_mini_batch
 from verl.trainer.performance import Passes, Performance, largest
 from verl.trainer.plan import PPOPlan, resolve_threads
-from verl.trainer.replay import ReplaySampler, check_replay, check_tokenizer, replay_folder, write_step
+from verl.trainer.replay import (
+    ReplaySampler,
+    check_replay,
+    check_tokenizer,
+    forget_later_steps,
+    replay_folder,
+    write_step,
+)
 from verl.trainer.rollouts import Rollout, generate_anew, trajectory_folder
 from verl.trainer.step_rollouts import StepRollouts, StepSampler, TakesSteps, record_outcome
 from verl.trainer.token_log import copy_tokenizer, log_token_values
@@ -96,6 +103,8 @@ class PPOTrainer(TrainingLoop[PPOConfig]):
         self._kl_coef = config.reward_kl_coef
         if resume_from is not None:
             self._resume(resume_from)
+        if not self._replayed:
+            forget_later_steps(_trajectory_folder(config), self._steps_done)
         self._performance = Performance.of(
             workers, peak_tflops=config.trainer.peak_tflops_per_device, shares_prefixes=config.shares_prefixes
         )

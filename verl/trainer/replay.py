@@ -66,6 +66,16 @@ def write_step(folder: Path, step: int, rollouts: StepRollouts) -> None:
     write_whole(_step_folder(folder, step) / STEP_FILE, json.dumps(record))
 
 
+def forget_later_steps(folder: Path, last_step: int) -> None:
+    """Of a run that goes on after ``last_step``: what it made of later steps before it died is not finished any more.
+
+    A replay would otherwise take them for the ones that follow.
+    """
+    for step in finished_steps(folder):
+        if step > last_step:
+            (_step_folder(folder, step) / STEP_FILE).unlink()
+
+
 def read_record(folder: Path, step: int) -> StepRecord:
     """The record of a step; raises `ConfigError` when the folder has none, or a broken one."""
     path = _step_folder(folder, step) / STEP_FILE

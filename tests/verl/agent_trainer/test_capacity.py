@@ -93,6 +93,13 @@ def test_a_connection_that_breaks_while_capacities_are_asked_does_not_end_the_ru
         assert [call.path for call in proxy.calls] == ["/health", "/health"]
 
 
+def test_a_server_that_is_gone_when_it_is_asked_is_an_error_of_its_key() -> None:
+    with servers(3) as urls:
+        pass
+    with pytest.raises(ConfigError, match=rf"agentgym\.env_addr={urls[0]}: GET .*/health: connection refused"):
+        hold(urls, num_workers=1, at_once=4)
+
+
 def test_a_server_that_does_not_tell_is_taken_as_it_is() -> None:
     async def agentgym(scope, receive, send) -> None:
         if scope["type"] == "http":
