@@ -38,8 +38,6 @@ from agentgym_rl.types import Item, Message, Role
 from verl.agent_trainer.loading import known_keys
 from verl.config import GenerationConfig, PPOConfig
 
-pytestmark = [pytest.mark.server, pytest.mark.slow]
-
 NEED_A_RUN = ("docs/evaluation.md", "docs/viewer.md")
 """Pages that take for granted what a training on another page has left in ``saves/textcraft``."""
 PREAMBLE = """
@@ -173,6 +171,8 @@ def run_script(script: str, place: Path, surroundings: Surroundings) -> str:
     return done.stdout
 
 
+@pytest.mark.server
+@pytest.mark.slow
 @pytest.mark.timeout(900)  # a dozen programs, beside whatever else the machine does
 @pytest.mark.parametrize("page", RUN_PAGES)
 def test_the_commands_of_a_page_run(

@@ -36,6 +36,8 @@ def commands(script: str) -> Iterator[str]:
 
 
 def _is_whole(script: str) -> bool:
+    if not re.search(r"""['"`({<]|\b(if|for|while|until|case|do|then)\b""", script):
+        return True  # most commands, without a process for each
     return subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, check=False).returncode == 0
 
 
