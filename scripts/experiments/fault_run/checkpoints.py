@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 Weights = dict[str, torch.Tensor]
@@ -33,7 +34,7 @@ class CheckpointChecks:
             self.num_checked += 1
             try:
                 problem = _problem(folder)
-            except (OSError, ValueError, KeyError, RuntimeError) as error:
+            except (OSError, ValueError, KeyError, RuntimeError, CheckpointException) as error:
                 problem = f"{type(error).__name__}: {error}"
             if problem:
                 self.problems.append(f"{folder.name}: {problem}")

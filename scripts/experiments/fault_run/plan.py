@@ -65,6 +65,8 @@ class RunPlan:
     session_ttl_s: float = 60.0
     servers_per_task: int = 2
     num_workers: int = 2
+    worker_group: str = "ray"
+    """With ``local`` and one worker everything is in the driver's process, and there are no workers to strike."""
 
     def __post_init__(self) -> None:
         """Raise ValueError where batches would not divide a task's items, so that nobody could say what comes when."""

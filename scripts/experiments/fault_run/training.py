@@ -196,6 +196,7 @@ class Training:
             "trainer.device=cpu",
             "trainer.num_threads=1",
             f"trainer.n_gpus_per_node={plan.num_workers}",
+            f"trainer.worker_group={plan.worker_group}",
         ]
         return [sys.executable, "-m", "verl.agent_trainer.main_ppo", *arguments]
 
