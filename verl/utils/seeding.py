@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import random
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,10 @@ def save_random_state(path: Path, state: dict[str, Any]) -> None:
     import torch
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    torch.save(state, path)
+    content = io.BytesIO()
+    torch.save(state, content)
+    # Not by torch itself, which does not say that the disk is full when it is.
+    path.write_bytes(content.getbuffer())
 
 
 def load_random_state(path: Path) -> None:
