@@ -64,6 +64,9 @@ class DataProto:
     """float32: the critic's, before this step's first update; meaningful on loss tokens only."""
     baselines_B: torch.Tensor | None = None
     """float64: the score of a greedy rollout of the same item; NaN where it failed."""
+    item_ids_B: torch.Tensor | None = None
+    """int64: `group_code` of the item in this step, where sequences of one item are in several groups: they may have
+    their beginning in common all the same."""
     message_ids_T: torch.Tensor | None = None
     """int32: index of the message that a token belongs to."""
     anchor_ids_T: torch.Tensor | None = None

@@ -63,9 +63,10 @@ def training_rows(trajectory: Trajectory) -> list[TrainingRow]:
 
 
 def item_rows(trajectories: Iterable[Trajectory]) -> list[TrainingRow]:
-    """The rows of one item's trajectories, those of a group side by side: neighbours share what they have in common."""
+    """The rows of one item's trajectories, trial by trial, each reflection behind the trial that it ends: neighbours
+    share what they have in common."""
     rows = [row for trajectory in trajectories for row in training_rows(trajectory)]
-    return sorted(rows, key=lambda row: (row.trajectory.trial, row.is_reflection))
+    return sorted(rows, key=lambda row: row.trajectory.trial)
 
 
 def _without_reflection(trajectory: Trajectory, reflection: Aside) -> Trajectory:

@@ -49,7 +49,8 @@ class StepRollouts:
         """The rows, with their greedy baselines where there are any."""
         rows = self.rows
         batch = DataProto.from_trajectories([row.trajectory for row in rows])
-        batch = batch.replace(group_ids_B=torch.tensor([group_code(row.group) for row in rows], dtype=torch.int64))
+        groups_B = torch.tensor([group_code(row.group) for row in rows], dtype=torch.int64)
+        batch = batch.replace(group_ids_B=groups_B, item_ids_B=batch.group_ids_B)
         if not self.greedy:
             return batch
         greedy = [self.greedy[row.trajectory.uid] for row in rows]

@@ -1,4 +1,4 @@
-"""Families: members of a group that have their first tokens in common, which are then computed once (`Row`).
+"""Families: sequences of an item that have their first tokens in common, which are then computed once (`Row`).
 
 They go to one rank and into one micro-batch where that costs less than spreading them.
 """
@@ -19,7 +19,7 @@ _LEAST = 16
 
 @dataclass(frozen=True)
 class Family:
-    """Neighbours in a batch, of one group, and how many first tokens all of them share."""
+    """Neighbours in a batch, of one item, and how many first tokens all of them share."""
 
     members: list[int]
     prefix: int
@@ -39,20 +39,27 @@ class Family:
 def find_families(batch: DataProto, indices: Sequence[int], *, max_tokens: int | None = None) -> list[Family]:
     """The sequences ``indices`` of the batch in families, in order, each of a `Family.cost` within ``max_tokens``.
 
-    A sequence above ``max_tokens`` is a family of its own. Each member keeps at least one token for itself.
+    A sequence above ``max_tokens`` is a family of its own. Each member keeps at least one token for itself. A sequence
+    that has less in common with a family than its members have joins where that costs less than to stand alone.
     """
-    groups = batch.group_ids_B.tolist()
+    items = (batch.group_ids_B if batch.item_ids_B is None else batch.item_ids_B).tolist()
     ids = np.split(batch.input_ids_T.cpu().numpy(), batch.offsets_B1[1:-1].cpu().numpy())
     lengths = [len(each) for each in ids]
     families: list[Family] = []
     for index in indices:
-        related = families and groups[families[-1].members[0]] == groups[index]
+        related = families and items[families[-1].members[0]] == items[index]
         grown = _with_member(families[-1], index, ids) if related else None
-        if grown is None or (max_tokens is not None and grown.cost(lengths) > max_tokens):
-            families.append(Family([index], 0))
-        else:
+        if grown is not None and _pays(families[-1], grown, lengths, max_tokens):
             families[-1] = grown
+        else:
+            families.append(Family([index], 0))
     return families
+
+
+def _pays(family: Family, grown: Family, lengths: Sequence[int], max_tokens: int | None) -> bool:
+    """Whether one more member costs less in the family than alone, within the limit."""
+    cost = grown.cost(lengths)
+    return (max_tokens is None or cost <= max_tokens) and cost < family.cost(lengths) + lengths[grown.members[-1]]
 
 
 def _with_member(family: Family, index: int, ids: list[np.ndarray]) -> Family | None:

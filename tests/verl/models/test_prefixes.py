@@ -45,6 +45,14 @@ def test_a_family_holds_one_group_and_what_is_worth_sharing():
     assert families == [Family([0, 1], 20), Family([2], 0), Family([3, 4], 20)]
 
 
+def test_a_reflection_shares_its_whole_trial_and_strangers_of_the_item_do_not_spoil_it():
+    """Rows of one item in four groups: two trials, each followed by its reflection, with a short prompt in common."""
+    trials = [[*PROMPT, *range(start, start + 60)] for start in (100, 200)]
+    rows = [trials[0], [*trials[0], 1, 2, 3], trials[1], [*trials[1], 4, 5, 6]]
+    batch = batch_of(rows, [7, 8, 7, 8]).replace(item_ids_B=torch.zeros(4, dtype=torch.int64))
+    assert find_families(batch, range(4)) == [Family([0, 1], 79), Family([2, 3], 79)]
+
+
 def test_members_alike_to_the_end_keep_their_last_token_for_themselves():
     batch = batch_of([PROMPT, PROMPT, [*PROMPT, 1]], [7, 7, 7])
     assert find_families(batch, range(3)) == [Family([0, 1, 2], 19)]

@@ -129,12 +129,15 @@ def test_a_return_of_a_reflection_is_the_next_trials_score_and_of_an_action_its_
     assert returns.tolist() == [*(0, 0.25, 0.25), *(0, 0, 0, 0, 0, 1, 1), *(0, 1, 1)]
 
 
-def test_rows_that_are_compared_are_neighbours():
+def test_rows_that_begin_alike_are_neighbours():
+    """A reflection begins with the whole trial before it, and is of the same item although its group is another."""
     rollouts = step_of(sample(0, 0.0, 0.0, 1.0), sample(1, 1.0), sample(2, 0.0, 0.0, 0.0))
     groups = [row.group.removeprefix("step1/toy_3") for row in rollouts.rows]
-    names = ["", "/reflection 1", "/trial 2", "/reflection 2", "/trial 3"]
-    assert groups == [name for name, count in zip(names, (3, 2, 2, 2, 2), strict=True) for _ in range(count)]
-    assert [row.trajectory.sample_index for row in rollouts.rows] == [0, 1, 2, 0, 2, 0, 2, 0, 2, 0, 2]
+    first, second = ["", "/reflection 1"], ["/trial 2", "/reflection 2"]
+    assert groups == [*first, "", *first, *second, *second, "/trial 3", "/trial 3"]
+    assert [row.trajectory.sample_index for row in rollouts.rows] == [0, 0, 1, 2, 2, 0, 0, 2, 2, 0, 2]
+    batch = rollouts.batch()
+    assert len(batch.group_ids_B.unique()) == 5 and len(batch.item_ids_B.unique()) == 1
 
 
 def test_all_rows_of_an_item_stay_in_one_mini_batch():
