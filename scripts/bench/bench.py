@@ -107,7 +107,7 @@ class Curve:
         return Curve(self.figure, self.label, self.size, self.cost, self.points[-2:]).exponent
 
     def __str__(self) -> str:
-        points = ", ".join(f"{number(size)}: {number(cost)}" for size, cost in self.points)
+        points = ", ".join(f"{size:,.0f}: {number(cost)}" for size, cost in self.points)
         return (
             f"{self.figure}: {self.label}: {self.cost} by {self.size}: {points}; exponent {self.exponent:.2f}, "
             f"at the end {self.last_exponent:.2f}"
