@@ -45,6 +45,7 @@ from verl.config import (
 )
 from verl.trainer.generation import run_generation
 from verl.trainer.sft import run_sft
+from verl.utils.nested import flat_items
 from verl.utils.seeding import derive_seed
 
 SUMMARY_FILE, TABLE_FILE = "summary.json", "table.txt"
@@ -349,16 +350,8 @@ def _number(value: float) -> float | None:
 def _settings(config: AgentEvolConfig) -> dict[str, Any]:
     """What the iterations depend on, by key."""
     free = {*_FREE_KEYS, *(f"trainer.{name}" for name in _FREE_TRAINER_KEYS)}
-    values = dict(_flat(dataclasses.asdict(config), ""))
-    return {key: value for key, value in values.items() if key not in free and not key.startswith("ray_init.")}
-
-
-def _flat(branch: Mapping[str, Any], prefix: str) -> Iterable[tuple[str, Any]]:
-    for name, value in branch.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value
+    values = flat_items(dataclasses.asdict(config))
+    return {key: value for key, value in values if key not in free and not key.startswith("ray_init.")}
 
 
 def describe_run(

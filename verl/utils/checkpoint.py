@@ -28,6 +28,7 @@ from typing import Any
 
 from agentgym_rl.errors import AgentGymError, ConfigError
 from agentgym_rl.files import write_whole
+from verl.utils.nested import value_at
 
 LATEST_FILE = "latest_checkpointed_iteration.txt"
 ACTOR_FOLDER = "actor"
@@ -260,18 +261,10 @@ def changed_keys(saved: Mapping[str, Any], now: Mapping[str, Any], keys: Sequenc
     """Of dotted ``keys``, those with another value in the configuration ``now`` than in ``saved``: both values."""
     changed = {}
     for key in keys:
-        before, after = _value_at(saved, key), _value_at(now, key)
+        before, after = value_at(saved, key), value_at(now, key)
         if before != after:
             changed[key] = (before, after)
     return changed
-
-
-def _value_at(config: Mapping[str, Any], key: str) -> Any:
-    """None where there is no such key."""
-    value: Any = config
-    for name in key.split("."):
-        value = value.get(name) if isinstance(value, Mapping) else None
-    return value
 
 
 def _unfinished_folder(root: Path, step: int) -> Path:

@@ -13,12 +13,13 @@ import sys
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self
 
 from agentgym_rl.errors import ConfigError
 from agentgym_rl.files import write_whole
+from verl.utils.nested import flat_items
 
 _PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
 """What a logger needs beyond the project itself."""
@@ -293,7 +294,7 @@ class MlflowSink(Sink):
         known = self._client.get_experiment_by_name(run.project_name)
         experiment_id = known.experiment_id if known else self._client.create_experiment(run.project_name)
         run_id: str = self._client.create_run(experiment_id, run_name=run.experiment_name).info.run_id
-        params = [Param(key, str(value)) for key, value in _flatten(config)]
+        params = [Param(key, str(value)) for key, value in flat_items(config)]
         for start in range(0, len(params), _MLFLOW_BATCH):
             self._client.log_batch(run_id, params=params[start : start + _MLFLOW_BATCH])
         return run_id
@@ -313,14 +314,6 @@ class MlflowSink(Sink):
 
 # The most parameters that MLflow takes in one call.
 _MLFLOW_BATCH = 100
-
-
-def _flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in config.items():
-        if isinstance(value, Mapping):
-            yield from _flatten(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _cannot_start(run: TrackedRun, name: str, error: Exception) -> ConfigError:
