@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -352,10 +353,32 @@ class DataConfig:
             _above("data.task_weights", weight, 0)
 
 
-LOSS_AGG_MODES = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
-FULL_KL = "full"
-"""No estimate: the KL over the whole vocabulary, computed wherever actor and reference are at hand together."""
-KL_ESTIMATORS = ("kl", "abs", "mse", "low_var_kl", FULL_KL)
+class LossAggMode(StrEnum):
+    """How token losses become one number."""
+
+    TOKEN_MEAN = "token-mean"
+    """The mean over all sampled tokens of the mini-batch."""
+    SEQ_MEAN_TOKEN_SUM = "seq-mean-token-sum"
+    """The sum within a trajectory, then the mean over trajectories."""
+    SEQ_MEAN_TOKEN_MEAN = "seq-mean-token-mean"
+    """The mean within a trajectory, then the mean over trajectories."""
+    SEQ_MEAN_TOKEN_SUM_NORM = "seq-mean-token-sum-norm"
+    """The sum within a trajectory over a constant, then the mean over trajectories."""
+
+
+class KLEstimator(StrEnum):
+    """How a KL is known at each token: see `verl.trainer.core_algos.kl`."""
+
+    KL = "kl"
+    """The log-ratio (k1)."""
+    ABS = "abs"
+    """Its absolute value."""
+    MSE = "mse"
+    """Half its square (k2)."""
+    LOW_VAR_KL = "low_var_kl"
+    """The estimate of low variance (k3)."""
+    FULL = "full"
+    """No estimate: over the whole vocabulary, computed wherever actor and reference are at hand together."""
 
 
 @dataclass
@@ -412,8 +435,8 @@ class ActorConfig:
         _at_least("actor.ppo_mini_batch_size", self.ppo_mini_batch_size, 1)
         _at_least("actor.ppo_epochs", self.ppo_epochs, 1)
         _at_least("actor.ppo_max_token_len_per_gpu", self.ppo_max_token_len_per_gpu, 1)
-        _one_of("actor.loss_agg_mode", self.loss_agg_mode, LOSS_AGG_MODES)
-        _one_of("actor.kl_loss_type", self.kl_loss_type, KL_ESTIMATORS)
+        _one_of("actor.loss_agg_mode", self.loss_agg_mode, LossAggMode)
+        _one_of("actor.kl_loss_type", self.kl_loss_type, KLEstimator)
         if self.ppo_micro_batch_size_per_gpu is not None:
             _at_least("actor.ppo_micro_batch_size_per_gpu", self.ppo_micro_batch_size_per_gpu, 1)
         for name in ("grad_clip", "clip_ratio", "clip_ratio_low", "clip_ratio_high", "kl_loss_coef"):
@@ -426,7 +449,7 @@ class ActorConfig:
 
     @property
     def has_full_kl_loss(self) -> bool:
-        return self.use_kl_loss and self.kl_loss_type == FULL_KL
+        return self.use_kl_loss and self.kl_loss_type == KLEstimator.FULL
 
     @property
     def clip_low(self) -> float:
@@ -613,7 +636,7 @@ class CriticConfig:
         _at_least("critic.grad_clip", self.grad_clip, 0)
         if self.cliprange_value is not None:
             _above("critic.cliprange_value", self.cliprange_value, 0)
-        _one_of("critic.loss_agg_mode", self.loss_agg_mode, LOSS_AGG_MODES)
+        _one_of("critic.loss_agg_mode", self.loss_agg_mode, LossAggMode)
 
 
 @dataclass
@@ -749,7 +772,7 @@ class AlgorithmConfig:
     def __post_init__(self) -> None:
         if not _IMPORT_PATH.fullmatch(self.adv_estimator):
             _one_of("algorithm.adv_estimator", self.adv_estimator, (*ADV_ESTIMATORS, "package.module:function"))
-        _one_of("algorithm.kl_penalty", self.kl_penalty, KL_ESTIMATORS)
+        _one_of("algorithm.kl_penalty", self.kl_penalty, KLEstimator)
         for name in ("gamma", "gamma_turn", "lam"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"algorithm.{name}={getattr(self, name)!r}: must be in [0, 1]")
@@ -974,7 +997,7 @@ class PPOConfig:
 
     @property
     def has_full_kl_reward(self) -> bool:
-        return self.reward_kl_coef > 0 and self.algorithm.kl_penalty == FULL_KL
+        return self.reward_kl_coef > 0 and self.algorithm.kl_penalty == KLEstimator.FULL
 
     @property
     def needs_ref_log_probs(self) -> bool:
@@ -1152,7 +1175,14 @@ class SFTConfig:
 # ------------------------------------------------------------------------------------------------------------------ DPO
 
 
-DPO_LOSSES = ("sigmoid", "ipo", "hinge", "kto_pair")
+class PreferenceLossType(StrEnum):
+    """Losses over pairs: see `verl.trainer.core_algos.preferences`."""
+
+    SIGMOID = "sigmoid"
+    """DPO."""
+    IPO = "ipo"
+    HINGE = "hinge"
+    KTO_PAIR = "kto_pair"
 
 
 @dataclass
@@ -1176,7 +1206,7 @@ class DPOAlgorithmConfig:
     """Take a uniform distribution for the reference."""
 
     def __post_init__(self) -> None:
-        _one_of("algorithm.loss_type", self.loss_type, DPO_LOSSES)
+        _one_of("algorithm.loss_type", self.loss_type, PreferenceLossType)
         _above("algorithm.beta", self.beta, 0)
         if not 0 <= self.label_smoothing < 0.5:
             raise ConfigError(f"algorithm.label_smoothing={self.label_smoothing!r}: must be in [0, 0.5)")

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import torch
 
-from verl.config import DPOAlgorithmConfig, ModelConfig, OptimConfig
+from verl.config import DPOAlgorithmConfig, ModelConfig, OptimConfig, PreferenceLossType
 from verl.models.policy import ReadOut
 from verl.protocol import DataProto
 from verl.trainer.core_algos import PairKL, PairRatios, preference_loss
@@ -90,7 +90,7 @@ class PreferenceTrainer(LanguageModelTrainer):
 
     def update(self, share: DataProto, num_pairs: int) -> dict[str, float]:
         """One optimizer step on this rank's share of ``num_pairs`` pairs over all ranks; means over pairs come back."""
-        kl = self._kl(share, num_pairs) if self._algorithm.loss_type == "kto_pair" else None
+        kl = self._kl(share, num_pairs) if self._algorithm.loss_type == PreferenceLossType.KTO_PAIR else None
         result = self.train_step(share, PreferenceLoss(self._algorithm, num_pairs, kl))
         mean = {name: value / num_pairs for name, value in result.sums.items()}
         return {

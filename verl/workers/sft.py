@@ -23,7 +23,7 @@ class CrossEntropyLoss:
 
     def __call__(self, micro: DataProto, read_out: ReadOut) -> MicroLoss:
         log_probs_S = read_out.numbers
-        weights_S = LossNormalizer("token-mean").weights(micro, self.totals)
+        weights_S = LossNormalizer().weights(micro, self.totals)
         return MicroLoss(-(weights_S * log_probs_S).sum(), log_probs_S.new_zeros(0), log_probs_S.new_zeros(0))
 
 

@@ -9,7 +9,7 @@ import torch
 from support.batches import batch_of
 
 from agentgym_rl.errors import ConfigError
-from verl.config import LOSS_AGG_MODES, KLControlConfig
+from verl.config import KLControlConfig, LossAggMode
 from verl.trainer.core_algos import (
     BatchTotals,
     LossNormalizer,
@@ -191,7 +191,7 @@ def test_dual_clip_bounds_the_loss_of_bad_tokens_that_became_likely():
     assert clip_loss(9.0, 2.0, clip_c=3.0) == pytest.approx((-2.6, True, 0.0), abs=1e-5)
 
 
-@pytest.mark.parametrize("mode", LOSS_AGG_MODES)
+@pytest.mark.parametrize("mode", LossAggMode)
 def test_aggregation_equals_the_padded_formula_for_every_split(mode):
     batch = batch_of([[1, 0, 1], [1, 1, 1, 1], [0, 0], [0, 1]], masked=[False, False, False, False])
     loss_T = torch.arange(batch.num_tokens, dtype=torch.float32)

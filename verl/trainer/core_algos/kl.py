@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from agentgym_rl.errors import ConfigError
-from verl.config import FULL_KL, KL_ESTIMATORS, KLControlConfig
+from verl.config import KLControlConfig, KLEstimator
 from verl.protocol import DataProto
 
 # exp() of a larger log-ratio says nothing a gradient could use, and overflows soon after.
@@ -24,16 +24,16 @@ def kl_estimate(log_probs: torch.Tensor, ref_log_probs: torch.Tensor, estimator:
     http://joschu.net/blog/kl-approx.html. Raises `ConfigError` for another name: ``full`` needs more than one sample.
     """
     log_ratio = log_probs - ref_log_probs
-    if estimator == "kl":
+    if estimator == KLEstimator.KL:
         return log_ratio
-    if estimator == "abs":
+    if estimator == KLEstimator.ABS:
         return log_ratio.abs()
-    if estimator == "mse":
+    if estimator == KLEstimator.MSE:
         return 0.5 * log_ratio.square()
-    if estimator == "low_var_kl":
+    if estimator == KLEstimator.LOW_VAR_KL:
         reverse = (-log_ratio).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
         return reverse.exp() - reverse - 1
-    known = ", ".join(name for name in KL_ESTIMATORS if name != FULL_KL)
+    known = ", ".join(name for name in KLEstimator if name != KLEstimator.FULL)
     raise ConfigError(f"KL estimator {estimator!r}: must be one of {known}")
 
 
@@ -56,7 +56,7 @@ def apply_kl_penalty(batch: DataProto, *, kl_coef: float, estimator: str) -> tup
 
 
 def _token_kl(batch: DataProto, estimator: str) -> torch.Tensor:
-    if estimator == FULL_KL:
+    if estimator == KLEstimator.FULL:
         if batch.kl_T is None:
             raise ValueError("apply_kl_penalty needs kl_T for the full KL")
         return batch.kl_T

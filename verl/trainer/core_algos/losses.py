@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from agentgym_rl.errors import ConfigError
-from verl.config import LOSS_AGG_MODES
+from verl.config import LossAggMode
 from verl.protocol import DataProto
 from verl.trainer.core_algos.kl import MAX_LOG_RATIO
 
@@ -34,14 +34,14 @@ class BatchTotals:
 class LossNormalizer:
     """Aggregates per-token losses so that parts of a mini-batch add up to the whole."""
 
-    mode: str = "token-mean"
-    """One of ``verl.config.LOSS_AGG_MODES``."""
+    mode: str = LossAggMode.TOKEN_MEAN
+    """A `LossAggMode`."""
     norm_constant: float = 1.0
     """Divisor of a sequence's token sum in ``seq-mean-token-sum-norm``; no effect in the other modes."""
 
     def __post_init__(self) -> None:
-        if self.mode not in LOSS_AGG_MODES:
-            raise ConfigError(f"loss_agg_mode={self.mode!r}: must be one of {', '.join(LOSS_AGG_MODES)}")
+        if self.mode not in tuple(LossAggMode):
+            raise ConfigError(f"loss_agg_mode={self.mode!r}: must be one of {', '.join(LossAggMode)}")
         if self.norm_constant <= 0:
             raise ConfigError(f"loss_norm_constant={self.norm_constant}: must be above 0")
 
@@ -49,13 +49,13 @@ class LossNormalizer:
         """float32 ``S``: the loss of the mini-batch is the sum of weight x token loss over all its parts."""
         # Divide by global counts: a mean per rank or per micro-batch would up-weight those with short trajectories.
         num_sampled = part.num_sampled_tokens
-        if self.mode == "token-mean":
+        if self.mode == LossAggMode.TOKEN_MEAN:
             return torch.full((num_sampled,), 1.0 / max(totals.num_tokens, 1), device=part.loss_mask_T.device)
         per_sequence = 1.0 / max(totals.num_sequences, 1)
-        if self.mode == "seq-mean-token-mean":
+        if self.mode == LossAggMode.SEQ_MEAN_TOKEN_MEAN:
             lengths_S = part.sampled_lengths_B[part.sequence_index_T[part.loss_mask_T]]
             return per_sequence / lengths_S.float()
-        if self.mode == "seq-mean-token-sum-norm":
+        if self.mode == LossAggMode.SEQ_MEAN_TOKEN_SUM_NORM:
             per_sequence /= self.norm_constant
         return torch.full((num_sampled,), per_sequence, device=part.loss_mask_T.device)
 

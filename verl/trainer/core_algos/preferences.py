@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import logsigmoid
 
 from agentgym_rl.errors import ConfigError
-from verl.config import DPOAlgorithmConfig
+from verl.config import DPOAlgorithmConfig, PreferenceLossType
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,13 +49,13 @@ def preference_loss(
 def pair_losses(ratios: PairRatios, config: DPOAlgorithmConfig, *, kl: PairKL | None = None) -> torch.Tensor:
     """``P``: the loss of each pair under ``config.loss_type``."""
     match config.loss_type:
-        case "sigmoid":
+        case PreferenceLossType.SIGMOID:
             return sigmoid_losses(ratios.gap_P, beta=config.beta, label_smoothing=config.label_smoothing)
-        case "ipo":
+        case PreferenceLossType.IPO:
             return ipo_losses(ratios, beta=config.beta)
-        case "hinge":
+        case PreferenceLossType.HINGE:
             return torch.relu(1.0 - config.beta * ratios.gap_P)  # Zhao et al. 2023, https://arxiv.org/abs/2305.10425
-        case "kto_pair":
+        case PreferenceLossType.KTO_PAIR:
             if kl is None:
                 raise ValueError("the loss kto_pair needs the KL of the mini-batch")
             return kto_pair_losses(ratios, kl, beta=config.beta)
