@@ -243,9 +243,9 @@ def test_the_model_is_validated_by_rollouts_with_its_current_weights(model: Path
         folder,
         f"agentgym.task_name={TASK}",
         f"agentgym.env_addr={server}",
-        "agentgym.max_rounds=3",
+        *("agentgym.max_rounds=3", "agentgym.agent=reflect", "agentgym.max_trials=2"),
         "data.val_file=given",
-        "data.max_response_length=200",
+        "data.max_response_length=400",
         "rollout.max_tokens=8",
         "rollout.val_kwargs.n=2",
         "rollout.val_kwargs.temperature=0",
@@ -260,7 +260,11 @@ def test_the_model_is_validated_by_rollouts_with_its_current_weights(model: Path
         step: {t.turns[0].text for t in read_trajectories(folder / "trajectories" / f"val_step{step}").trajectories}
         for step in (0, 10)
     }
-    assert len(read_trajectories(folder / "trajectories" / "val_step10").trajectories) == 6
+    # Of those that tried again the last trial counts alone.
+    played = read_trajectories(folder / "trajectories" / "val_step10").trajectories
+    results = [trajectory for trajectory in played if trajectory.is_last_trial]
+    assert len(played) > len(results) == rows[-1]["val/trajectories"] == 6
+    assert rows[-1]["val/score_mean"] == pytest.approx(sum(trajectory.score for trajectory in results) / 6)
     # Greedy play: what the model says has changed because its weights have.
     assert texts[0] != texts[10]
 
