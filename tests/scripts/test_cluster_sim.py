@@ -333,6 +333,20 @@ def test_shares_and_families_are_those_of_the_learner():
         assert passes._shares(scripts) == real_families.balanced_shares(batch, ranks)
 
 
+def test_every_device_waits_for_the_busiest_in_each_micro_batch():
+    cluster = sim.model.Cluster(sim.model.DEVICES["H100"], 2)
+    cost = sim.model.TrainingCost.of(SHAPE, cluster, sim.model.Assumptions(), recomputes=False)
+    cost = replace(cost, links=sim.model.Links(2, math.inf, 0.0, 0.0))
+    scripts = [script((tokens, 0, 0.0), uid=str(tokens)) for tokens in (500, 40, 30)]
+    phase = sim.step.Passes(cost, 2, sim.model.Design(), 60).run(scripts, trains=True)
+    # Longest first, each to the device with less: 510 tokens alone; 50 and 40 tokens, which do not fit one micro-batch.
+    long, middle, short = (
+        cost.compute_s(sim.model.Work.of(cost.size, [tokens + 10], 0, tokens), trains=True) for tokens in (500, 40, 30)
+    )
+    assert phase.seconds in (pytest.approx(long + short), pytest.approx(long + middle))
+    assert phase.busy_s == pytest.approx((long + middle + short) / 2)
+
+
 def test_without_packing_rows_are_as_long_as_the_longest():
     scripts = [script((tokens, 0, 0.0), uid=str(tokens), prompt=10) for tokens in (20, 90, 40)]
     cost = sim.model.TrainingCost.of(SHAPE, sim.model.Cluster(sim.model.DEVICES["H100"], 1), sim.model.Assumptions(),
