@@ -121,8 +121,8 @@ class Conductor:
         plan = self._plan
         if self.training.uptime_s < plan.training_s or (plan.faults and not self.injector.is_through):
             return False
-        # Not before what was trained again has caught up with what there was.
-        return self.training.is_running and self.training.last_step() >= max(plan.least_steps, self._furthest)
+        # Not before what is trained again has gone beyond all that there was.
+        return self.training.is_running and self.training.last_step() > max(plan.least_steps - 1, self._furthest)
 
     def _end_in_order(self) -> None:
         """SIGTERM, after which the last finished step is saved."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from itertools import pairwise
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fault_run.conduct import Outcome
@@ -98,17 +97,18 @@ def how_ended(ending: Ending) -> str:
         case -9:
             return "killed (SIGKILL)"
         case 143:
-            return "ended by SIGTERM, saved"
+            has_saved = ending.last_line.startswith("terminated after step")
+            return "ended by SIGTERM, saved" if has_saved else "ended by SIGTERM before it had trained"
         case 2:
             return f"refused to start: {_reason(ending)}"
         case _:
             return f"stopped with status {ending.status}: {_reason(ending)}"
 
 
-def trained_again(endings: Iterable[Ending]) -> int:
-    """Steps that a start had behind it and the next one, from an earlier checkpoint, made once more."""
-    # A start that came to nothing leaves the metrics as they were.
-    return sum(max(0, before.last_step - after.resumed_after) for before, after in pairwise(endings) if after.last_step)
+def trained_again(endings: Sequence[Ending]) -> int:
+    """Steps that were trained in one start, and once more in a later one that went on from an earlier checkpoint."""
+    trained = [step for ending in endings for step in ending.steps]
+    return len(trained) - len(set(trained))
 
 
 _REASONS = {
@@ -120,8 +120,10 @@ _REASONS = {
     "raised by the fault run": "the engine broke",
     "died": "a worker died",
     "dead": "a worker died",
-    "no answer": "no server answered",
-    "refused": "no server answered",
+    "no environment server answers": "a server did not answer",
+    "the connection broke": "a server did not answer",
+    "no answer": "a server did not answer",
+    "refused": "a server did not answer",
 }
 
 

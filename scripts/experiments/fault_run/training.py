@@ -25,6 +25,7 @@ _LAST_WORDS_S = 1.0
 _REPLAY_TRIES = 3
 """Of which Ray may fail to start some, on a machine that does much else."""
 _RESUMED = re.compile(r"^resumed from \S+, after step (\d+)$", re.MULTILINE)
+_TRAINED = re.compile(r"^step +(\d+) \|", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ class Ending:
     """The step that it went on after; 0 for a beginning."""
     last_step: int
     """The last one in its metrics."""
+    steps: tuple[int, ...]
+    """Those that it trained, as it said."""
     last_line: str
     log: Path
     """What it and its workers said."""
@@ -128,6 +131,7 @@ class Training:
             uptime_s=time.monotonic() - self._started,
             resumed_after=int(resumed[-1]) if resumed else 0,
             last_step=self.last_step(),
+            steps=tuple(map(int, _TRAINED.findall(log))),
             last_line=lines[-1] if lines else "",
             log=self._log,
         )
