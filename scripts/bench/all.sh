@@ -19,6 +19,6 @@ bash scripts/chromium.sh >/dev/null || true
 bash scripts/java.sh >/dev/null || true
 
 printf 'load of this machine: %s\n' "$(uptime)"
-# Nothing is reported to anyone, and no model hub is asked.
-export RAY_USAGE_STATS_ENABLED=0 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
+# Nothing is reported to anyone, no model hub is asked, and no progress bars stand between the results.
+export RAY_USAGE_STATS_ENABLED=0 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false TQDM_DISABLE=1
 exec .venv/bin/python scripts/bench/all.py "$@"

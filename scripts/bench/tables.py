@@ -68,13 +68,13 @@ def headline_table(reports: Iterable[Report]) -> str:
 
 def curves_table(curves: Iterable[Curve]) -> str:
     """What grows how, a row per curve."""
-    lines = ["| cost of | against | from, to | exponent | between the last two |", "|---|---|---|---|---|"]
+    lines = ["| cost | against | from, to | exponent | between the last two |", "|---|---|---|---|---|"]
     for curve in curves:
         (first, low), (last, high) = curve.points[0], curve.points[-1]
-        unit = curve.cost.rpartition(", ")[2]
+        cost, _, unit = curve.cost.rpartition(", ")
         span = f"{first:,.0f}: {low:.2g} {unit}, {last:,.0f}: {high:.2g} {unit}"
         slopes = f"{curve.exponent:.2f} | {curve.last_exponent:.2f}"
-        lines.append(f"| {curve.label} | {curve.size} | {span} | {slopes} |")
+        lines.append(f"| {cost}: {curve.label} | {curve.size} | {span} | {slopes} |")
     return "\n".join(lines)
 
 
