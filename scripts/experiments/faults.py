@@ -1,7 +1,7 @@
 """Trains under random faults and proves what came of it.
 
-    bash scripts/experiments/faults.sh --out /tmp/faults_run                     30 minutes of training
-    bash scripts/experiments/faults.sh --out /tmp/faults_run --minutes 5 --seed 1
+    bash scripts/experiments/faults.sh --out saves/faults                       30 minutes of training
+    bash scripts/experiments/faults.sh --out saves/faults --minutes 5 --seed 1
 
 A small model is trained by main_ppo with two Ray workers on TextCraft and BabyAI, each on two real servers, while
 servers, network, training processes and disk are struck at random from a seed; whenever training ends, the same command
