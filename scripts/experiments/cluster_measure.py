@@ -22,8 +22,8 @@ from agentgym_rl.threads import limit_threads
 
 limit_threads(1)
 
-from run import server  # noqa: E402 -- torch reads the number of threads when it is imported
-
+# torch reads the number of threads when it is imported.
+from agentgym_rl.envs.benching import served  # noqa: E402
 from verl.agent_trainer.loading import load_config, parse_command_line  # noqa: E402
 from verl.agent_trainer.main_ppo import train  # noqa: E402
 from verl.config import PPOConfig  # noqa: E402
@@ -85,7 +85,7 @@ def cpu_clock() -> Iterator[None]:
 def measure(sizes: Sequence[Size], *, model: str, train_file: str, out: Path, repeats: int) -> None:
     """Run all sizes, ``repeats`` times over, into ``out/<repeat>/<size>``."""
     out.mkdir(parents=True, exist_ok=True)
-    with server("textcraft", out) as url, cpu_clock():
+    with served("textcraft") as (url, _), cpu_clock():
         for repeat in range(repeats):
             for size in sizes:
                 folder = out / str(repeat) / str(size)

@@ -12,6 +12,8 @@ from typing import Any
 
 from suites import Kind, Run
 
+from verl.utils.tracking import METRICS_FILE, read_metrics
+
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
 CURVES = {
     "success": "rollout/success_mean",
@@ -60,7 +62,7 @@ class Result:
 def collect(run: Run) -> Result:
     """The numbers of a finished run."""
     times = json.loads((run.folder / "done.json").read_text())
-    rows = read_rows(run.training / "metrics.jsonl") if run.training else []
+    rows = read_metrics(run.training / METRICS_FILE) if run.training else []
     trained = [row for row in rows if "rollout/success_mean" in row]
     validated = [row for row in rows if "val/success_mean" in row]
     return Result(
@@ -72,15 +74,6 @@ def collect(run: Run) -> Result:
         _curves(trained, CURVES),
         _curves(validated, {"success": "val/success_mean"}),
     )
-
-
-def read_rows(file: Path) -> list[dict[str, Any]]:
-    """Rows of a ``metrics.jsonl``; of a step that was trained again after a stop, the last."""
-    rows: dict[int, dict[str, Any]] = {}
-    for line in file.read_text().splitlines():
-        row = json.loads(line)
-        rows[row["step"]] = rows.get(row["step"], {}) | row
-    return [rows[step] for step in sorted(rows)]
 
 
 def write_results(suite: str, results: Sequence[Result], folder: Path = RESULTS) -> Path:

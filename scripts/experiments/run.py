@@ -10,7 +10,6 @@ Every run has its folder under ``--out``; what is done is not done again, and wh
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import shlex
@@ -19,18 +18,20 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from results import collect, write_results
 from suites import SUITES, WARM_UP, Run, runs
 
+from agentgym_rl.envs.benching import served
+from agentgym_rl.errors import EnvServerError
+
 PROJECT = Path(__file__).resolve().parents[2]
 DONE_FILE, LOG_FILE, COMMANDS_FILE = "done.json", "log.txt", "commands.sh"
 ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
 QUIET = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "RAY_USAGE_STATS_ENABLED": "0"}
-SERVER_START_S = 60.0
 
 
 class RunFailedError(RuntimeError):
@@ -72,26 +73,6 @@ class Programs:
                 process.terminate()
 
 
-@contextlib.contextmanager
-def server(task: str, folder: Path) -> Iterator[str]:
-    """A server of ``task`` on a free port while the block runs; its address. Raises `RunFailedError`."""
-    ready, log = folder / "server.url", folder / "server.txt"
-    ready.unlink(missing_ok=True)
-    argv = ["agentgym-rl", "serve", task, "--port", "0", "--ready-file", str(ready)]
-    with open(log, "a") as output:
-        process = subprocess.Popen(argv, env=environment(), stdout=output, stderr=output)
-    try:
-        until = time.monotonic() + SERVER_START_S
-        while not (ready.exists() and ready.read_text()):
-            if process.poll() is not None or time.monotonic() > until:
-                raise RunFailedError(f"the {task} server did not start: see {log}")
-            time.sleep(0.1)
-        yield ready.read_text().strip()
-    finally:
-        process.terminate()
-        process.wait()
-
-
 def environment() -> dict[str, str]:
     """This process's environment with one thread for all, and the project's programs first."""
     programs = str(Path(sys.executable).parent)
@@ -102,7 +83,7 @@ def perform(run: Run, task: str, programs: Programs) -> None:
     """Run the commands of ``run``, with a server of its own, and note their times; nothing where that is done.
 
     A command that finished before the run was stopped is not run again; the programs go on where they were stopped.
-    Raises `RunFailedError`.
+    Raises `RunFailedError`, and `EnvServerError` where the server does not start.
     """
     times_file, done_file = run.folder / "times.json", run.folder / DONE_FILE
     if done_file.exists():
@@ -110,7 +91,7 @@ def perform(run: Run, task: str, programs: Programs) -> None:
     run.folder.mkdir(parents=True, exist_ok=True)
     (run.folder / COMMANDS_FILE).write_text("".join(shlex.join(command.argv) + "\n" for command in run.commands))
     times = json.loads(times_file.read_text()) if times_file.exists() else []
-    with server(task, run.folder) as url:
+    with served(task) as (url, _):
         for command in run.commands[len(times) :]:
             argv = [part.replace("{url}", url) for part in command.argv]
             wall_s, cpu_s = programs.timed(argv, run.folder / LOG_FILE)
@@ -138,7 +119,7 @@ def _outcome(run: Run, future: Future[None]) -> str:
     name = f"{run.name}, seed {run.seed}"
     try:
         future.result()
-    except RunFailedError as error:
+    except (RunFailedError, EnvServerError) as error:
         print(f"FAILED {name}: {error}", flush=True)
         return f"{name}: {error}"
     print(f"{time.strftime('%H:%M:%S')} done: {name}", flush=True)
