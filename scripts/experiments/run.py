@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from results import collect, write_results
@@ -38,6 +39,15 @@ class RunFailedError(RuntimeError):
     """A command of a run ended with another status than 0."""
 
 
+@dataclass(frozen=True)
+class Spent:
+    """What one start of a command took, and the status it ended with: a negative signal, or an exit status."""
+
+    status: int
+    wall_s: float
+    cpu_s: float
+
+
 class Programs:
     """The programs that run, so that a stop of the runner stops them, too: they save what they can."""
 
@@ -46,11 +56,8 @@ class Programs:
         self._lock = threading.Lock()
         self._stopped = False
 
-    def timed(self, argv: Sequence[str], log: Path) -> tuple[float, float]:
-        """Run a program to its end, its output at the end of ``log``; seconds by the clock and of the CPU.
-
-        Raises `RunFailedError` for another status than 0.
-        """
+    def timed(self, argv: Sequence[str], log: Path) -> Spent:
+        """Run a program to its end, its output at the end of ``log``. Raises `RunFailedError` after a `stop`."""
         began = time.monotonic()
         with open(log, "a") as output, self._lock:
             if self._stopped:
@@ -61,9 +68,8 @@ class Programs:
         with self._lock:
             process.returncode = os.waitstatus_to_exitcode(status)
             self._running.discard(process)
-        if process.returncode:
-            raise RunFailedError(f"status {process.returncode}: {shlex.join(argv)}\nwhat it said: {log}")
-        return time.monotonic() - began, usage.ru_utime + usage.ru_stime
+        wall_s, cpu_s = time.monotonic() - began, usage.ru_utime + usage.ru_stime
+        return Spent(process.returncode, round(wall_s, 1), round(cpu_s, 1))
 
     def stop(self) -> None:
         """Ask all to end, and let no other begin."""
@@ -83,6 +89,7 @@ def perform(run: Run, task: str, programs: Programs) -> None:
     """Run the commands of ``run``, with a server of its own, and note their times; nothing where that is done.
 
     A command that finished before the run was stopped is not run again; the programs go on where they were stopped.
+    The times of all starts are kept, those that failed too, so that a run that was stopped is not shown as a cheap one.
     Raises `RunFailedError`, and `EnvServerError` where the server does not start.
     """
     times_file, done_file = run.folder / "times.json", run.folder / DONE_FILE
@@ -92,11 +99,15 @@ def perform(run: Run, task: str, programs: Programs) -> None:
     (run.folder / COMMANDS_FILE).write_text("".join(shlex.join(command.argv) + "\n" for command in run.commands))
     times = json.loads(times_file.read_text()) if times_file.exists() else []
     with served(task) as (url, _):
-        for command in run.commands[len(times) :]:
+        for command in run.commands[sum(row.get("status", 0) == 0 for row in times) :]:
             argv = [part.replace("{url}", url) for part in command.argv]
-            wall_s, cpu_s = programs.timed(argv, run.folder / LOG_FILE)
-            times.append({"kind": command.kind, "wall_s": round(wall_s, 1), "cpu_s": round(cpu_s, 1)})
+            spent = programs.timed(argv, run.folder / LOG_FILE)
+            times.append({"kind": command.kind} | asdict(spent))
             times_file.write_text(json.dumps(times))
+            if spent.status:
+                raise RunFailedError(
+                    f"status {spent.status}: {shlex.join(argv)}\nwhat it said: {run.folder / LOG_FILE}"
+                )
     done_file.write_text(json.dumps(times))
 
 
