@@ -2,7 +2,8 @@
 
     python scripts/experiments/babyai_items.py --out saves/experiments/babyai/data
 
-writes ``train.json``, and ``eval/`` with a file for either kind, of worlds that are not in the training list.
+writes ``train.json``, of it ``explore.json`` for trainings that sample all items anew several times, and ``eval/`` with
+a file for either kind, of worlds that are not in the training list.
 """
 
 from __future__ import annotations
@@ -33,12 +34,14 @@ def write(target: Path, items: Iterator[dict[str, object]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--worlds", type=int, default=150, help="worlds of each level to train on")
+    parser.add_argument("--explored", type=int, default=20, help="of these, worlds in the shorter list")
     parser.add_argument("--held-out", type=int, default=12, help="worlds of each level to evaluate on")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
 
     held_out = range(options.worlds, options.worlds + options.held_out)
     write(options.out / "train.json", rows((*SHORT, *LONG), range(options.worlds)))
+    write(options.out / "explore.json", rows((*SHORT, *LONG), range(options.explored)))
     write(options.out / "eval" / "short.json", rows(SHORT, held_out))
     write(options.out / "eval" / "long.json", rows(LONG, held_out))
 

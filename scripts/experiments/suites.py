@@ -80,6 +80,10 @@ class Suite:
     """Fixed horizons to compare with the growing one."""
     on_data: bool = True
     """Also DPO, AgentEvol, and supervised training for as long as AgentEvol's."""
+    explored: str = "train.json"
+    """The training items that DPO and AgentEvol sample, below ``{data}``."""
+    pair_length: int = 320
+    """Tokens that DPO sees of a trajectory. A failure goes on until its turns are used up, with the same mistake."""
     warm_up_rate: float = 2e-3
     warm_up_batch: int = 16
     frozen: tuple[str, ...] = ()
@@ -150,6 +154,8 @@ BABYAI = Suite(
         ),
     ),
     algorithms=("gae",),
+    explored="explore.json",
+    pair_length=1536,
 )
 
 SMOLLM2 = Suite(
@@ -157,13 +163,13 @@ SMOLLM2 = Suite(
     agent="act",
     long=8,
     stages=(3, 5, 8),
-    steps=30,
+    steps=24,
     items_per_step=4,
     group=8,
-    learning_rate=2e-5,
+    learning_rate=5e-5,
     warm_up_steps=24,
     samples=4,
-    test_freq=10,
+    test_freq=8,
     val_samples=1,
     max_tokens=32,
     prompt_length=1024,
@@ -273,7 +279,7 @@ def _dpo(suite: Suite, out: Path, seed: int) -> Run:
     """Pairs of what the warm-up's model itself sampled on the training items."""
     folder, start = _folder(out, seed, "dpo"), _folder(out, seed, WARM_UP)
     sampled = _generate(
-        suite, start / "sft" / "huggingface", start / "data" / "train.json", folder / "samples", seed, n=4
+        suite, start / "sft" / "huggingface", start / "data" / suite.explored, folder / "samples", seed, n=4
     )
     pairs = (
         "agentgym-rl",
@@ -287,7 +293,12 @@ def _dpo(suite: Suite, out: Path, seed: int) -> Run:
     train = (
         *(*MAIN, "verl.agent_trainer.main_dpo", f"model.path={start / 'sft' / 'huggingface'}"),
         *(f"data.train_file={folder / 'pairs.jsonl'}", "data.train_batch_size=32", f"data.seed={seed}"),
-        *("data.max_length=320", "data.truncation=right", "algorithm.loss_type=hinge", "algorithm.beta=0.5"),
+        *(
+            f"data.max_length={suite.pair_length}",
+            "data.truncation=right",
+            "algorithm.loss_type=hinge",
+            "algorithm.beta=0.5",
+        ),
         *("optim.lr=3e-5", "trainer.total_training_steps=30", f"trainer.default_local_dir={folder / 'dpo'}"),
         *(f"trainer.seed={seed}", *LOCAL),
     )
@@ -315,7 +326,7 @@ def _agentevol(suite: Suite, out: Path, seed: int) -> Run:
             "algorithm.explored=all",
         ),
         *(f"algorithm.iterations={EVOL_ITERATIONS}", f"data.base_file={start / 'data' / 'demonstrations.jsonl'}"),
-        *(f"data.train_file={start / 'data' / 'train.json'}", "data.train_batch_size=16", f"data.seed={seed}"),
+        *(f"data.train_file={start / 'data' / suite.explored}", "data.train_batch_size=16", f"data.seed={seed}"),
         *(f"data.val_file={start / 'data' / 'eval'}", "rollout.val_kwargs.n=1"),
         *("optim.lr=5e-4", "rollout.n=4", f"trainer.total_training_steps={EVOL_STEPS}"),
         *(f"trainer.default_local_dir={folder / 'agentevol'}", f"trainer.seed={seed}", *_play(suite), *LOCAL),
