@@ -11,7 +11,7 @@
 * ``small``: a whole training step on the letters (`letters`) against a plain PyTorch loop (`plain_loop`), step by step
   in turn, from the same model with the same settings; and how long the policy takes from .4 to .95, from a model of
   each of three seeds. With ``--trl-python``, an interpreter that has TRL, also against TRL's GRPO (`trl_letters`), in
-  CPU time.
+  turn as well though in a process of its own, in CPU time.
 * ``outside``: what a step of the quickstart's size spends outside the model (batches, dispatch, packing, advantages,
   logs), as a share of that and the update; generation, which would make the share smaller, is left out.
 
@@ -31,7 +31,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from unittest.mock import patch
@@ -43,6 +43,7 @@ import torch
 from bench import Result
 from plain_loop import PlainLoop
 from transformers import Qwen2Config, Qwen2ForCausalLM
+from trl_loop import StepTimes, TRLLoop
 
 from agentgym_rl.rollout.log import TrajectoryLog
 from agentgym_rl.rollout.statistics import rollout_metrics
@@ -275,14 +276,17 @@ class Times:
 
     wall_s: list[float] = field(default_factory=list)
     cpu_s: list[float] = field(default_factory=list)
-    """Of all threads of this process."""
+    """Of all threads of the process that made the steps."""
 
     @contextmanager
     def measure(self) -> Iterator[None]:
         wall, cpu = time.perf_counter(), time.process_time()
         yield
-        self.wall_s.append(time.perf_counter() - wall)
-        self.cpu_s.append(time.process_time() - cpu)
+        self.add(StepTimes(time.perf_counter() - wall, time.process_time() - cpu))
+
+    def add(self, step: StepTimes) -> None:
+        self.wall_s.append(step.wall_s)
+        self.cpu_s.append(step.cpu_s)
 
 
 @dataclass(frozen=True)
@@ -292,6 +296,8 @@ class Run:
     ours: Times
     plain: Times
     """Of the plain loop's step before each of ours; empty without."""
+    trl: Times
+    """Of TRL's step before each of ours; empty without."""
     scores: list[float]
     plain_scores: list[float]
 
@@ -314,12 +320,13 @@ def small(trl_python: str | None) -> Iterator[Result]:
     runs = []
     with tempfile.TemporaryDirectory() as name:
         for seed in LEARNING_SEEDS:
-            model = letters.save_model(Path(name) / f"model{seed}", seed=seed)
-            runs.append(train_letters(model, Path(name) / f"out{seed}", seed=seed, with_plain=seed == 0))
+            model, out = letters.save_model(Path(name) / f"model{seed}", seed=seed), Path(name) / f"out{seed}"
+            if seed == LEARNING_SEEDS[0]:
+                runs.append(train_beside(model, out, seed=seed, trl_python=trl_python))
+            else:
+                runs.append(train_letters(model, out, seed=seed))
             print(f"seed {seed}, score every fourth step: {curve(runs[-1].scores)}")
-        print(f"the plain loop's with seed 0: {curve(runs[0].plain_scores)}")
-        first = Path(name) / "model0"
-        trl = json.loads(run_python(trl_python, HERE / "trl_letters.py", first)) if trl_python else None
+    print(f"the plain loop's with seed {LEARNING_SEEDS[0]}: {curve(runs[0].plain_scores)}")
     ours, plain = runs[0].ours, runs[0].plain
     yield time_ratio("plain", "training step of a 100k-parameter model over a plain loop's", ours, plain, wanted=1.5)
     for seed, run in zip(LEARNING_SEEDS, runs, strict=True):
@@ -327,26 +334,35 @@ def small(trl_python: str | None) -> Iterator[Result]:
         what = f"the same model learns from {run.scores[0]:.2f} to {LEARNED}, seed {seed}"
         steps = f"{run.steps_to_learn} steps, {cpu_s:.0f} s of the CPU"
         yield Result(f"learns_{seed}", what, wall_s, "s", 60.0, note=steps)
-    if trl is None:
+    if not runs[0].trl.cpu_s:
         print("training step over TRL's: not measured, --trl-python names no interpreter that has TRL")
     else:
-        theirs = Times([trl["wall_s"]], [trl["cpu_s"]])
         what = "training step of a 100k-parameter model over TRL's GRPO, CPU time"
-        yield time_ratio("trl", what, ours, theirs, wanted=0.5, in_turn=False)
+        yield time_ratio("trl", what, ours, runs[0].trl, wanted=0.5, of_cpu=True)
 
 
-def train_letters(model: Path, out: Path, *, seed: int, with_plain: bool) -> Run:
-    """`SMALL_STEPS` steps; ``with_plain`` makes one of the plain loop before each, so that both meet the same load."""
+def train_beside(model: Path, out: Path, *, seed: int, trl_python: str | None) -> Run:
+    """`train_letters` with the plain loop and TRL, where there is an interpreter for it."""
     plain = PlainLoop(model, lr=LEARNING_RATE, entropy_coeff=ENTROPY_COEFF)
+    with TRLLoop.of(trl_python, model, steps=SMALL_STEPS) if trl_python else nullcontext() as trl:
+        return train_letters(model, out, seed=seed, plain=plain, trl=trl)
+
+
+def train_letters(
+    model: Path, out: Path, *, seed: int, plain: PlainLoop | None = None, trl: TRLLoop | None = None
+) -> Run:
+    """`SMALL_STEPS` steps; before each one of the others, so that all meet the same load."""
     torch.manual_seed(seed)
-    run = Run(Times(), Times(), [], [])
+    run = Run(Times(), Times(), Times(), [], [])
 
     class Watched(ppo.PPOTrainer):
         def train_step(self, step: int) -> dict[str, float]:
-            if with_plain:
+            if plain is not None:
                 with run.plain.measure():
                     items = range(step * ITEMS_PER_STEP, (step + 1) * ITEMS_PER_STEP)
                     run.plain_scores.append(plain.step(items, GROUP))
+            if trl is not None:
+                run.trl.add(trl.step())
             with run.ours.measure():
                 metrics = super().train_step(step)
             run.scores.append(metrics["rollout/score_mean"])
@@ -362,16 +378,15 @@ def curve(scores: Sequence[float]) -> str:
     return " ".join(f"{score:.2f}" for score in scores[::4])
 
 
-def time_ratio(name: str, what: str, ours: Times, theirs: Times, *, wanted: float, in_turn: bool = True) -> Result:
-    """Of the median steps' wall time; of their CPU time where the two did not run ``in_turn``, since other work on the
-    machine then slowed them differently. Both are noted."""
+def time_ratio(name: str, what: str, ours: Times, theirs: Times, *, wanted: float, of_cpu: bool = False) -> Result:
+    """Of the median steps' wall time, or ``of_cpu`` of their CPU time. Both are noted."""
     ours_s, theirs_s = statistics.median(ours.wall_s), statistics.median(theirs.wall_s)
     ours_cpu_s, theirs_cpu_s = statistics.median(ours.cpu_s), statistics.median(theirs.cpu_s)
     times = (
         f"{ours_s * 1e3:.0f} against {theirs_s * 1e3:.0f} ms; "
         f"of the CPU {ours_cpu_s * 1e3:.0f} against {theirs_cpu_s * 1e3:.0f} ms"
     )
-    return Result(name, what, ours_s / theirs_s if in_turn else ours_cpu_s / theirs_cpu_s, "x", wanted, note=times)
+    return Result(name, what, ours_cpu_s / theirs_cpu_s if of_cpu else ours_s / theirs_s, "x", wanted, note=times)
 
 
 def small_config(model: Path, out: Path, *, seed: int) -> PPOConfig:

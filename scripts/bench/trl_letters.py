@@ -1,4 +1,4 @@
-"""Seconds of a training step of TRL's GRPO on the letters, wall and CPU, as JSON on the last line printed.
+"""Training steps of TRL's GRPO on the letters, each when a line arrives; prints what it took, as `trl_loop` reads it.
 
 What is compared is a whole step, generation and update, of the same model on the same task: one thread, 128
 trajectories and one update a step. TRL plays its episodes by a rollout function that generates as TRL does without an
@@ -7,18 +7,17 @@ a time from the whole conversation so far. All conversations have one length, so
 its own defaults. It prints its metrics at each step, where ours writes them and all trajectories to files; it gets no
 log-probs of the sampling, which it only needs beside vLLM.
 
-``PYTHONPATH=. python scripts/bench/trl_letters.py MODEL_FOLDER``, by an interpreter that has TRL.
+``PYTHONPATH=. python scripts/bench/trl_letters.py MODEL_FOLDER STEPS``, by an interpreter that has TRL. It ends after
+so many steps, or when its input does.
 """
 
 from __future__ import annotations
 
 import json
-import statistics
 import sys
 import tempfile
 import time
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,20 +27,36 @@ from letters import TURNS, answer_positions, encode, letters_of, pay
 from transformers import PreTrainedTokenizerBase, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 from trl.models import unwrap_model_for_generation
+from trl_loop import MARK
 
-ITEMS_PER_STEP, GROUP, STEPS = 16, 8, 12
+ITEMS_PER_STEP, GROUP = 16, 8
 
 
-class Clock(TrainerCallback):
-    """When each step began, by the wall and by this process's CPU time."""
+class InTurn(TrainerCallback):
+    """Waits for a line before each step, and then tells what the step before took, from its line to the next step.
+
+    So all that a step needs is counted, its data and logs included, and the wait is not.
+    """
 
     def __init__(self) -> None:
-        self.wall_s: list[float] = []
-        self.cpu_s: list[float] = []
+        self._began: tuple[float, float] | None = None
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
-        self.wall_s.append(time.perf_counter())
-        self.cpu_s.append(time.process_time())
+        self._tell()
+        if not sys.stdin.readline():
+            sys.exit()
+        self._began = (time.perf_counter(), time.process_time())
+
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        self._tell()
+
+    def _tell(self) -> None:
+        """The times of the step that is over; nothing but the readiness before the first."""
+        times = {}
+        if self._began is not None:
+            wall, cpu = self._began
+            times = {"wall_s": time.perf_counter() - wall, "cpu_s": time.process_time() - cpu}
+        print(f"\n{MARK}{json.dumps(times)}", flush=True)
 
 
 def roll_out(prompts: list[str], trainer: GRPOTrainer) -> dict[str, Any]:
@@ -81,15 +96,14 @@ def between(tokenizer: PreTrainedTokenizerBase, letter: str, answers: tuple[int,
     return encode(tokenizer, ["a", "a", letter])[answers[0] + 1 :]
 
 
-def main(model: Path) -> None:
+def main(model: Path, steps: int) -> None:
     torch.set_num_threads(1)
-    clock = Clock()
     with tempfile.TemporaryDirectory() as out:
         options = GRPOConfig(
             output_dir=out,
             per_device_train_batch_size=ITEMS_PER_STEP * GROUP,
             num_generations=GROUP,
-            max_steps=STEPS,
+            max_steps=steps,
             learning_rate=2e-3,
             beta=0.0,
             max_completion_length=64,
@@ -107,16 +121,10 @@ def main(model: Path) -> None:
             args=options,
             train_dataset=Dataset.from_list([{"prompt": str(item)} for item in range(1000)]),
             rollout_func=roll_out,
-            callbacks=[clock],
+            callbacks=[InTurn()],
         )
         trainer.train()
-    print(json.dumps({"wall_s": median_gap(clock.wall_s), "cpu_s": median_gap(clock.cpu_s)}))
-
-
-def median_gap(times: list[float]) -> float:
-    """Without the first two steps, which warm up."""
-    return statistics.median(later - earlier for earlier, later in pairwise(times[2:]))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -17,6 +17,7 @@ from agentgym_rl.threads import thread_environment
 PROJECT = Path(__file__).parents[2]
 BENCH = PROJECT / "scripts" / "bench"
 PARTS = {"all", "bench", "curves", "tables"} | {"letters", "plain_loop", "toy_chat", "toy_engine", "toy_server"}
+PARTS |= {"trl_letters", "trl_loop"}
 """Files that measure nothing themselves; `trl_letters` is run by another interpreter."""
 
 
@@ -24,7 +25,7 @@ PARTS = {"all", "bench", "curves", "tables"} | {"letters", "plain_loop", "toy_ch
 def modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[argparse.Namespace]:
     """The benches' own modules by name; they are forgotten afterwards, for `all` and `bench` are common names."""
     monkeypatch.syspath_prepend(str(BENCH))
-    names = ("bench", "curves", "tables", "all")
+    names = ("bench", "curves", "tables", "all", "trl_loop")
     for name in names:
         monkeypatch.delitem(sys.modules, name, raising=False)
     for name, value in thread_environment(1).items():  # which importing `bench` sets for good
@@ -40,7 +41,7 @@ def report_of(modules, *results, bench="rollout", date="2026-01-02", is_complete
 
 
 def test_every_bench_is_known_to_all_sh(modules):
-    files = {file.stem for file in BENCH.glob("*.py")} - PARTS - {"trl_letters"}
+    files = {file.stem for file in BENCH.glob("*.py")} - PARTS
     assert files == {each.name for each in modules.all.BENCHES}
 
 
@@ -157,6 +158,40 @@ def test_the_benches_that_are_named_run_and_a_broken_one_holds_up_no_other(tmp_p
         ("advantages", True),
     ]
     assert "targets missed, 0 failed" in run.stdout
+
+
+TRAINER = """
+import sys
+
+print("a line of metrics")
+print('STEP {}', flush=True)
+for number, _ in enumerate(sys.stdin):
+    print("another line")
+    print('STEP {"wall_s": %d, "cpu_s": 0.5}' % number, flush=True)
+"""
+
+
+def test_another_trainer_makes_a_step_whenever_it_is_asked_to_and_ends_with_its_input(modules):
+    with modules.trl_loop.TRLLoop([sys.executable, "-c", TRAINER]) as trl:
+        assert [trl.step() for _ in range(2)] == [modules.trl_loop.StepTimes(float(wall), 0.5) for wall in (0, 1)]
+    assert trl._process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("program", "limits", "complaint"),
+    [
+        ("raise SystemExit(3)", {}, "ended with status 3 in place of an answer: starting"),
+        ("input()", {"start_s": 0.1}, "did not answer within 0.1 s: starting"),
+        ("print('STEP {}', flush=True); input(); exit(4)", {}, "ended with status 4 in place of an answer: a step"),
+        ("print('STEP {}', flush=True); input(); input()", {"step_s": 0.1}, "did not answer within 0.1 s: a step"),
+    ],
+)
+def test_another_trainer_that_does_not_answer_is_an_error(modules, program, limits, complaint):
+    with (
+        pytest.raises(modules.trl_loop.TRLError, match=complaint),
+        modules.trl_loop.TRLLoop([sys.executable, "-c", program], **limits) as trl,
+    ):
+        trl.step()
 
 
 def test_an_unknown_bench_is_refused_with_the_list_of_those_that_are(modules, capsys):
