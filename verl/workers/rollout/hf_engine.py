@@ -32,7 +32,7 @@ from verl.workers.rollout.engine import (
     check_request,
 )
 from verl.workers.rollout.sampling import sample_tokens
-from verl.workers.rollout.slot_cache import ATTENTION_NAME, SlotBatch, SlotCache
+from verl.workers.rollout.slot_cache import ATTENTION_NAME, PrefixCopies, SlotBatch, SlotCache
 from verl.workers.rollout.slot_table import SlotTable
 
 logger = logging.getLogger(__name__)
@@ -221,32 +221,33 @@ class HFEngine(Engine):
         admitted: list[_Request] = []
         postponed: list[_Request] = []
         prompts_on_their_way: set[bytes] = set()
+        copies = PrefixCopies(self._cache)
         budget = PREFILL_TOKEN_BUDGET
         for request in waiting:
             if request.future.cancelled():
                 continue
             # Members of a group start from one prompt: the first computes it, the others copy it a step later.
             key = b"" if self._slots.owns(request.trajectory_id) else request.prompt.tobytes()
-            if budget <= 0 or key in prompts_on_their_way or not self._take_slot(request):
+            if budget <= 0 or key in prompts_on_their_way or not self._take_slot(request, copies):
                 postponed.append(request)
                 continue
             if key and len(request.prompt) - self._slots.length(request.slot) > 1:
                 prompts_on_their_way.add(key)
             budget -= len(request.prompt) - self._slots.length(request.slot)
             admitted.append(request)
+        copies.flush()
         self._active += admitted
         with self._inbox:
             self._pending.extendleft(reversed(postponed))
         return admitted
 
-    def _take_slot(self, request: _Request) -> bool:
+    def _take_slot(self, request: _Request, copies: PrefixCopies) -> bool:
         place = self._slots.acquire(request.trajectory_id, request.prompt)
         if place is None:
             return False
         request.slot, source, shared = place
         if shared and source != request.slot:
-            self._cache.reserve(request.slot + 1, shared)
-            self._cache.copy_prefix(source, request.slot, shared)
+            copies.add(source, request.slot, shared)
         return True
 
     def _forward(self, requests: list[_Request], new_tokens: list[np.ndarray]) -> None:

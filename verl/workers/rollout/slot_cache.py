@@ -7,6 +7,7 @@ Axes: ``T`` new tokens, ``R`` sequences of the pass, ``S`` slots, ``H`` query he
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -17,8 +18,9 @@ from transformers import AttentionInterface
 ATTENTION_NAME = "agentgym_slot_cache"
 """Name under which `slot_attention` is registered with transformers."""
 
-_LENGTH_STEP = 256
-_SLOT_STEP = 32
+_LENGTH_STEP, _SLOT_STEP = 64, 32
+_SPARE = 8
+"""When it gets longer, the cache gets an eighth of its length more at the least: each time all of it is copied."""
 
 
 class SlotCache:
@@ -32,7 +34,8 @@ class SlotCache:
     def reserve(self, num_slots: int, length: int) -> None:
         """Make room for slots ``0..num_slots-1`` of ``length`` tokens."""
         self._num_slots = max(self._num_slots, _round_up(num_slots, _SLOT_STEP))
-        self._length = max(self._length, _round_up(length, _LENGTH_STEP))
+        if length > self._length:
+            self._length = _round_up(max(length, self._length + self._length // _SPARE), _LENGTH_STEP)
 
     def layer(self, index: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The layer's keys and values, at least as large as reserved; ``like`` is a key of shape ``[1, K, T, D]``."""
@@ -43,17 +46,45 @@ class SlotCache:
             self._layers[index] = entry
         return entry
 
-    def copy_prefix(self, source: int, target: int, length: int) -> None:
-        """Give slot ``target`` the first ``length`` tokens of slot ``source``."""
+    def copy_prefix(self, source: int, targets: Sequence[int], length: int) -> None:
+        """Give slots ``targets`` the first ``length`` tokens of slot ``source``."""
+        self.reserve(max(targets) + 1, length)
         for index, (keys, values) in self._layers.items():
             keys, values = self.layer(index, keys[:1])
-            keys[target, :, :length] = keys[source, :, :length]
-            values[target, :, :length] = values[source, :, :length]
+            targets_R = torch.tensor(targets, device=keys.device)
+            keys[targets_R, :, :length] = keys[source, :, :length]
+            values[targets_R, :, :length] = values[source, :, :length]
 
     def free(self) -> None:
         """Give all memory back."""
         self._layers.clear()
         self._num_slots = self._length = 0
+
+
+class PrefixCopies:
+    """Copies of prefixes between slots in the order in which they are asked for, those from one source made at once."""
+
+    def __init__(self, cache: SlotCache) -> None:
+        self._cache = cache
+        self._targets: dict[tuple[int, int], list[int]] = {}
+        """Where the first tokens of a slot, so many, are to go."""
+        self._read: set[int] = set()
+        self._written: set[int] = set()
+
+    def add(self, source: int, target: int, length: int) -> None:
+        """Ask for a copy, which is made by the next `flush` at the latest."""
+        if source in self._written or target in self._read:
+            self.flush()
+        self._targets.setdefault((source, length), []).append(target)
+        self._read.add(source)
+        self._written.add(target)
+
+    def flush(self) -> None:
+        """Make all copies that were asked for."""
+        for (source, length), targets in self._targets.items():
+            self._cache.copy_prefix(source, targets, length)
+        for waiting in (self._targets, self._read, self._written):
+            waiting.clear()
 
 
 def _round_up(value: int, step: int) -> int:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import heapq
 import itertools
 
 import numpy as np
 
-_COLUMN_STEP = 256
+_ROW_STEP, _COLUMN_STEP = 16, 256
 
 
 class SlotTable:
@@ -19,13 +20,16 @@ class SlotTable:
     def __init__(self, capacity: int) -> None:
         """``capacity``: slots that may exist at once."""
         self.capacity = capacity
-        self._ids = np.zeros((0, _COLUMN_STEP), dtype=np.int64)
-        self._lengths = np.zeros(0, dtype=np.int64)
+        self._ids = np.zeros((_ROW_STEP, _COLUMN_STEP), dtype=np.int64)
+        self._lengths = np.zeros(_ROW_STEP, dtype=np.int64)
+        """As ``_ids``, of at least as many rows as there are slots."""
         self._owners: list[str | None] = []
         self._busy: list[bool] = []
         self._last_use: list[int] = []
         self._clock = itertools.count()
         self._slot_of: dict[str, int] = {}
+        self._free: list[tuple[int, int]] = []
+        """A heap of last use and slot of those that are neither owned nor busy."""
 
     def length(self, slot: int) -> int:
         """Tokens whose keys and values the slot holds."""
@@ -42,12 +46,12 @@ class SlotTable:
         """
         slot = self._slot_of.get(trajectory_id)
         if slot is not None:
-            source, shared = slot, self._shared_prefix(prompt, slice(slot, slot + 1))[1]
+            source, shared = slot, self._shared_with(slot, prompt)
         else:
             slot = self._free_slot()
             if slot is None:
                 return None
-            source, shared = self._shared_prefix(prompt, slice(None))
+            source, shared = self._longest_shared(prompt)
             self._assign(slot, trajectory_id)
         self._ensure_columns(len(prompt))
         self._ids[slot, :shared] = prompt[:shared]
@@ -67,44 +71,58 @@ class SlotTable:
         """The turn is over; the owner keeps the slot unless the place is needed."""
         self._busy[slot] = False
         self._last_use[slot] = next(self._clock)
+        if self._owners[slot] is None:
+            self._set_free(slot)
 
     def release(self, trajectory_id: str) -> None:
         """The trajectory needs its slot no more; unknown ids are ignored."""
         slot = self._slot_of.pop(trajectory_id, None)
         if slot is not None:
             self._owners[slot] = None
+            if not self._busy[slot]:
+                self._set_free(slot)
 
-    def _shared_prefix(self, prompt: np.ndarray, slots: slice) -> tuple[int, int]:
-        """Slot among ``slots`` with the longest prefix of ``prompt``, and that length, below ``len(prompt)``."""
+    def _shared_with(self, slot: int, prompt: np.ndarray) -> int:
+        """Length of the prefix that the slot shares with ``prompt``, below ``len(prompt)``."""
+        width = min(len(prompt) - 1, self.length(slot))
+        differs = self._ids[slot, :width] != prompt[:width]
+        first = int(differs.argmax()) if width else 0
+        return first if width and differs[first] else width
+
+    def _longest_shared(self, prompt: np.ndarray) -> tuple[int, int]:
+        """Slot with the longest prefix of ``prompt``, and that length, below ``len(prompt)``."""
         width = min(len(prompt) - 1, self._ids.shape[1])
-        lengths = self._lengths[slots]
+        lengths = self._lengths[: len(self._owners)]
         if not width or not lengths.any():
-            return slots.start or 0, 0
-        differs = self._ids[slots, :width] != prompt[:width]
-        shared = np.minimum(np.where(differs.any(1), differs.argmax(1), width), lengths)
+            return 0, 0
+        differs = self._ids[: len(self._owners), :width] != prompt[:width]
+        first = differs.argmax(1)
+        first[~differs[np.arange(len(first)), first]] = width  # nothing differs there
+        shared = np.minimum(first, lengths)
         best = int(shared.argmax())
-        return (slots.start or 0) + best, int(shared[best])
+        return best, int(shared[best])
 
     def _free_slot(self) -> int | None:
-        """An unowned slot, else a new one, else that of the idle trajectory unused for longest."""
-        unowned = self._least_recent(lambda slot: self._owners[slot] is None and not self._busy[slot])
-        if unowned is not None:
-            return unowned
+        """The unowned slot unused for longest, else a new one, else that of the idle trajectory unused for longest."""
+        if self._free:
+            return heapq.heappop(self._free)[1]
         if len(self._owners) < self.capacity:
             return self._new_slot()
-        return self._least_recent(lambda slot: not self._busy[slot])
+        idle = [slot for slot, is_busy in enumerate(self._busy) if not is_busy]
+        return min(idle, key=self._last_use.__getitem__, default=None)
 
-    def _least_recent(self, condition) -> int | None:
-        slots = [slot for slot in range(len(self._owners)) if condition(slot)]
-        return min(slots, key=self._last_use.__getitem__, default=None)
+    def _set_free(self, slot: int) -> None:
+        heapq.heappush(self._free, (self._last_use[slot], slot))
 
     def _new_slot(self) -> int:
-        self._ids = np.vstack([self._ids, np.zeros((1, self._ids.shape[1]), dtype=np.int64)])
-        self._lengths = np.append(self._lengths, 0)
+        slot = len(self._owners)
+        if slot == len(self._lengths):
+            self._ids = np.pad(self._ids, ((0, slot), (0, 0)))
+            self._lengths = np.pad(self._lengths, (0, slot))
         self._owners.append(None)
         self._busy.append(False)
         self._last_use.append(next(self._clock))
-        return len(self._owners) - 1
+        return slot
 
     def _assign(self, slot: int, trajectory_id: str) -> None:
         previous = self._owners[slot]
