@@ -12,6 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 
 from agentgym_rl.errors import ConfigError, EngineError
 from agentgym_rl.types import Generation, SamplingParams
+from verl.workers.rollout import hf_engine
 from verl.workers.rollout.hf_engine import HFEngine
 
 VOCAB = 97
@@ -120,6 +121,28 @@ def test_members_of_a_group_compute_their_prompt_once(engine):
 
     asyncio.run(group())
     assert sum(computed) == 300 + 7
+
+
+def test_members_of_a_group_that_start_together_sample_their_turns_together(engine):
+    passes = []
+    forward = engine._model.forward
+    engine._model.forward = lambda *a, **k: (passes.append(len(k["slot_batch"].slots_R)), forward(*a, **k))[1]
+
+    async def group():
+        plays = [engine.generate(_prompt(0), SamplingParams(3, seed=i), trajectory_id=f"g{i}") for i in range(8)]
+        return await asyncio.gather(*plays)
+
+    asyncio.run(group())
+    # Prompt, the other members' copies of it, and then two more tokens of all.
+    assert passes == [1, 7, 8, 8]
+
+
+def test_each_token_is_drawn_by_its_own_number_of_the_seed_in_all_digits(engine, monkeypatch):
+    drawn = []
+    sample = hf_engine.sample_tokens
+    monkeypatch.setattr(hf_engine, "sample_tokens", lambda *args: (drawn.append(args[2]), sample(*args))[1])
+    asyncio.run(engine.generate(_prompt(0), SamplingParams(5, seed=12), trajectory_id="a"))
+    assert torch.cat(drawn).tolist() == np.random.default_rng(12).random(5).tolist()
 
 
 def test_a_broken_model_fails_every_waiting_turn_instead_of_hanging(engine, caplog):

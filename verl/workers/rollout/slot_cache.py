@@ -73,7 +73,7 @@ class PrefixCopies:
 
     def add(self, source: int, target: int, length: int) -> None:
         """Ask for a copy, which is made by the next `flush` at the latest."""
-        if source in self._written or target in self._read:
+        if source in self._written or target in self._written or target in self._read:
             self.flush()
         self._targets.setdefault((source, length), []).append(target)
         self._read.add(source)
