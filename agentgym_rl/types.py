@@ -33,7 +33,7 @@ class Role(StrEnum):
 
 def encodable(text: str) -> str:
     """Halves of surrogate pairs, which JSON can carry, replaced: no tokenizer takes them, no UTF-8 file holds them."""
-    return text.encode(errors="surrogatepass").decode(errors="replace")
+    return text if text.isascii() else text.encode(errors="surrogatepass").decode(errors="replace")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,8 @@ class StepOutput:
     def __post_init__(self) -> None:
         if not isinstance(self.state, str):
             raise EnvProtocolError(f"state={self.state!r} is not a string")
-        if not isinstance(self.reward, Real) or not math.isfinite(self.reward):
+        # The abstract type alone would do, and takes ten times as long.
+        if not isinstance(self.reward, (float, int, Real)) or not math.isfinite(self.reward):
             raise EnvProtocolError(f"reward={self.reward!r} is not a finite number")
 
 

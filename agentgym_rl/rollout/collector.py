@@ -445,7 +445,8 @@ def _reset(client: EnvClient, key: Any) -> tuple[str, Any]:
 def _step(client: EnvClient, text: str) -> tuple[StepOutput, Any]:
     """What a turn did, and what a viewer may show beyond it."""
     output = client.step(text)
-    return replace(output, state=encodable(output.state)), getattr(client, "viewer_state", None)
+    state = encodable(output.state)
+    return output if state == output.state else replace(output, state=state), getattr(client, "viewer_state", None)
 
 
 def _acts(reply: Reply) -> bool:

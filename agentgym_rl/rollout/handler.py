@@ -81,31 +81,48 @@ class RewardRule:
         return score >= self.scale * self.success_score - _SCORE_TOLERANCE
 
 
-class _Column:
-    """A growing one-dimensional array; `extend` is amortised O(appended)."""
+class _Tokens:
+    """The columns of a growing record, all of one length; appending is amortised O(appended)."""
 
-    def __init__(self, dtype: type, capacity: int = 1024) -> None:
-        self._data: np.ndarray = np.zeros(capacity, dtype)
-        self._size = 0
+    def __init__(self, capacity: int = 1024) -> None:
+        self.size = 0
+        """Tokens so far; the columns reach beyond, with zeros."""
+        self.input_ids = np.zeros(capacity, np.int32)
+        self.loss_mask = np.zeros(capacity, np.int8)
+        self.sequence_ids = np.zeros(capacity, np.int32)
+        self.log_probs = np.zeros(capacity, np.float32)
 
-    def __len__(self) -> int:
-        return self._size
+    def append_sampled(self, ids: Sequence[int], log_probs: Sequence[float], sequence_id: int) -> None:
+        place = self._claim(len(ids))
+        self.input_ids[place] = ids
+        self.loss_mask[place] = 1
+        self.sequence_ids[place] = sequence_id
+        self.log_probs[place] = log_probs
 
-    def extend(self, values: object, count: int) -> None:
-        """Append ``count`` values: a sequence of that length, or one value for all."""
-        end = self._size + count
-        if end > len(self._data):
-            grown = np.zeros(max(end, 2 * len(self._data)), self._data.dtype)
-            grown[: self._size] = self._data[: self._size]
-            self._data = grown
-        self._data[self._size : end] = values
-        self._size = end
+    def append_context(self, ids: Sequence[int], sequence_ids: Sequence[int]) -> None:
+        """Append tokens that were not sampled: their mask and log-prob are 0."""
+        place = self._claim(len(ids))
+        self.input_ids[place] = ids
+        self.sequence_ids[place] = sequence_ids
 
-    def view(self) -> np.ndarray:
-        """The values so far, read-only and without a copy."""
-        view = self._data[: self._size]
+    def view(self, column: np.ndarray) -> np.ndarray:
+        """What a column holds so far, read-only and without a copy."""
+        view = column[: self.size]
         view.flags.writeable = False
         return view
+
+    def _claim(self, count: int) -> slice:
+        """The place of so many more tokens."""
+        place = slice(self.size, self.size + count)
+        if place.stop > len(self.input_ids):
+            self._grow(max(place.stop, 2 * len(self.input_ids)))
+        self.size = place.stop
+        return place
+
+    def _grow(self, capacity: int) -> None:
+        for name in ("input_ids", "loss_mask", "sequence_ids", "log_probs"):
+            column = getattr(self, name)
+            setattr(self, name, np.pad(column, (0, capacity - len(column))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +162,7 @@ class RolloutHandler:
         self.request, self.max_rounds, self.attempt, self.trial = request, max_rounds, attempt, trial
         self._chat, self._limits, self._rewards = chat, limits, rewards or RewardRule()
         self._started_at = time.monotonic() if started_at is None else started_at
-        self._input_ids, self._loss_mask = _Column(np.int32), _Column(np.int8)
-        self._sequence_ids, self._log_probs = _Column(np.int32), _Column(np.float32)
+        self._tokens = _Tokens()
         self._reward_marks: list[tuple[int, float]] = []
         self._pending: _Pending | None = None
         self._versions: list[int] = []
@@ -163,43 +179,45 @@ class RolloutHandler:
         prompt = chat.encode_prompt(messages)
         self.prompt_length = len(prompt.ids)
         self._check_prompt()
-        self._append_context(prompt.ids, prompt.sequence_ids)
+        beyond = max(0, self.prompt_length - limits.max_prompt_length)
+        self._most_tokens = min(limits.max_model_len, self.prompt_length + limits.max_response_length - beyond)
+        self._tokens.append_context(prompt.ids, prompt.sequence_ids)
 
     # ------------------------------------------------------------------------------------------------ the record so far
 
     @property
     def input_ids(self) -> np.ndarray:
         """int32 ``[T]``."""
-        return self._input_ids.view()
+        return self._tokens.view(self._tokens.input_ids)
 
     @property
     def loss_mask(self) -> np.ndarray:
         """int8 ``[T]``: 1 exactly on sampled tokens."""
-        return self._loss_mask.view()
+        return self._tokens.view(self._tokens.loss_mask)
 
     @property
     def sequence_ids(self) -> np.ndarray:
         """int32 ``[T]``: index of the message that a token belongs to."""
-        return self._sequence_ids.view()
+        return self._tokens.view(self._tokens.sequence_ids)
 
     @property
     def rollout_log_probs(self) -> np.ndarray:
         """float32 ``[T]``: nats, 0 where not sampled."""
-        return self._log_probs.view()
+        return self._tokens.view(self._tokens.log_probs)
 
     @property
     def attention_mask(self) -> np.ndarray:
         """int8 ``[T]``: 1 everywhere; made anew at each call."""
-        return np.ones(len(self._input_ids), np.int8)
+        return np.ones(self.num_tokens, np.int8)
 
     @property
     def position_ids(self) -> np.ndarray:
         """int32 ``[T]``: 0, 1, 2, ...; made anew at each call."""
-        return np.arange(len(self._input_ids), dtype=np.int32)
+        return np.arange(self.num_tokens, dtype=np.int32)
 
     @property
     def num_tokens(self) -> int:
-        return len(self._input_ids)
+        return self._tokens.size
 
     @property
     def num_generations(self) -> int:
@@ -244,13 +262,10 @@ class RolloutHandler:
         """
         self._check_generation(generation)
         count, index = len(generation.token_ids), len(self.messages)
-        self._input_ids.extend(generation.token_ids, count)
-        self._loss_mask.extend(1, count)
-        self._sequence_ids.extend(index, count)
-        self._log_probs.extend(generation.log_probs, count)
+        self._tokens.append_sampled(generation.token_ids, generation.log_probs, index)
         last_sampled = self.num_tokens - 1 if count else None
         if (not count or generation.token_ids[-1] != self._chat.end_of_turn_id) and self._room() > 0:
-            self._append_context((self._chat.end_of_turn_id,), (index,))
+            self._tokens.append_context((self._chat.end_of_turn_id,), (index,))
         text = self._chat.decode(generation.token_ids)
         self._append_message(Role.ASSISTANT, text, ())
         self._versions.append(generation.policy_version)
@@ -293,7 +308,7 @@ class RolloutHandler:
         encoded = self._chat.encode_observation(text, len(self.messages), role)
         if len(encoded.ids) > self._room():
             return False
-        self._append_context(encoded.ids, encoded.sequence_ids)
+        self._tokens.append_context(encoded.ids, encoded.sequence_ids)
         self._append_message(role, text, parts)
         return True
 
@@ -337,19 +352,11 @@ class RolloutHandler:
 
     def _room(self) -> int:
         """Tokens of any kind that may still be appended."""
-        limits, beyond = self._limits, max(0, self.prompt_length - self._limits.max_prompt_length)
-        response = self.num_tokens - self.prompt_length
-        return min(limits.max_response_length - beyond - response, limits.max_model_len - self.num_tokens)
+        return self._most_tokens - self.num_tokens
 
     def _append_message(self, role: Role, content: str, parts: tuple[Part, ...]) -> None:
         self.messages.append(Message(role, content))
         self.parts.append(parts)
-
-    def _append_context(self, ids: tuple[int, ...], sequence_ids: tuple[int, ...]) -> None:
-        self._input_ids.extend(ids, len(ids))
-        self._sequence_ids.extend(sequence_ids, len(ids))
-        self._loss_mask.extend(0, len(ids))
-        self._log_probs.extend(0.0, len(ids))
 
     def _take_pending(self) -> _Pending:
         if self._pending is None:

@@ -240,11 +240,10 @@ class SessionPool:
             # Most calls are just being answered. Beside the loop, whose futures would take back a close that waits.
             await asyncio.to_thread(wait, self._hanging, timeout=_HANG_WAIT_S)
             self._hanging.clear()
-        if not self._closing:
-            return
-        closing = [asyncio.wrap_future(future) for future in self._closing]
-        done, late = await asyncio.wait(closing, timeout=_CLOSE_WAIT_S)
-        failed = [future for future in done if not future.cancelled() and future.exception() is not None]
+        closing = [asyncio.wrap_future(future) for future in self._closing if not future.done()]
+        late = (await asyncio.wait(closing, timeout=_CLOSE_WAIT_S))[1] if closing else ()
+        closed = [future for future in self._closing if future.done() and not future.cancelled()]
+        failed = [future for future in closed if future.exception() is not None]
         if late or failed:
             logger.warning("%d environment sessions failed to close, %d are still closing", len(failed), len(late))
         for future in late:
