@@ -136,6 +136,7 @@ class EnvApp:
         self._authorization = f"Bearer {chosen}".encode() if chosen else None
         self._created: OrderedDict[str, asyncio.Task[Answer]] = OrderedDict()
         self._routes = self._make_routes()
+        self._at_once = self._make_routes_at_once()
         self._paths = {path for _, path in self._routes}
 
     def _make_routes(self) -> dict[tuple[str, str], _Handler]:
@@ -156,6 +157,15 @@ class EnvApp:
             ("POST", f"/{name}"): self._in_session(name, _check_step) for name in ("step", *self.spec.step_views)
         }
         return routes
+
+    def _make_routes_at_once(self) -> dict[str, Callable[[Request], Answer]]:
+        """Of the POST calls that a batch consists of, those in which nothing waits where environments run inline."""
+        if self._inline is None:
+            return {}
+        return {
+            "/reset": self._in_session_at_once("reset", self._check_reset),
+            "/step": self._in_session_at_once("step", _check_step),
+        }
 
     # ---------------------------------------------------------------------------------------------------------- ASGI
 
@@ -262,6 +272,15 @@ class EnvApp:
         self.metrics.requests[path, answer.status] += 1
         return answer
 
+    def _call_at_once(self, path: str, request: Request) -> Answer:
+        """`call_here` of a path of ``_at_once``, without an event loop in between."""
+        try:
+            answer = self._at_once[path](request)
+        except (InvalidCall, MalformedRequest) as error:
+            answer = self._failure(path, error)
+        self.metrics.requests[path, answer.status] += 1
+        return answer
+
     def _failure(self, path: str, error: Exception) -> Answer:
         if isinstance(error, InvalidCall):
             status, content = self._wire.refusal(str(error), known_session=not isinstance(error, NoSession))
@@ -287,7 +306,7 @@ class EnvApp:
                 f"calls={seen}: must be a list of at most {MAX_BATCH_CALLS} objects with path and body"
             )
         if self.spec.runs_inline and self.peers is None:
-            return _joined([await self._batched(call, self.call_here) for call in calls])
+            return _joined([self._batched_at_once(call) or await self._batched(call, self.call_here) for call in calls])
         answers: dict[int, bytes] = {}
 
         async def run(positions: list[int]) -> None:
@@ -306,6 +325,17 @@ class EnvApp:
             key = handle if isinstance(handle, int) else ("alone", position)
             groups.setdefault(key, []).append(position)
         return list(groups.values())
+
+    def _batched_at_once(self, call: Any) -> bytes | None:
+        """The answer to one call of a batch in which nothing waits; None for any other, and for one of a wrong form."""
+        if not isinstance(call, dict):
+            return None
+        path, body, request_id = call.get("path"), call.get("body"), call.get("request_id")
+        if not isinstance(path, str) or path not in self._at_once or not isinstance(body, dict):
+            return None
+        if request_id is not None and not isinstance(request_id, str):
+            return None
+        return _batch_item(self._call_at_once(path, Request(body, request_id)))
 
     async def _batched(self, call: Any, answer: Callable[[str, str, Request], Awaitable[Answer]]) -> bytes:
         path = call.get("path") if isinstance(call, dict) else None
@@ -362,12 +392,13 @@ class EnvApp:
         ``check`` raises `MalformedRequest`; a wrong form is told before anything about the session is.
         """
 
+        if self._inline is not None:
+            return _waiting(self._in_session_at_once(name, check))
+
         async def handler(request: Request) -> Answer:
             handle = self._handle(request.fields)
             check(request.fields)
             session = self.store.find(handle)
-            if self._inline is not None:
-                return self._answer_inline(session, name, request)
             session.users += 1
             try:
                 async with session.lock:
@@ -379,6 +410,16 @@ class EnvApp:
                     return answer
             finally:
                 session.users -= 1
+
+        return handler
+
+    def _in_session_at_once(self, name: str, check: Callable[[Mapping[str, Any]], Any]) -> Callable[[Request], Answer]:
+        """`_in_session` where environments run inline: nothing waits."""
+
+        def handler(request: Request) -> Answer:
+            handle = self._handle(request.fields)
+            check(request.fields)
+            return self._answer_inline(self.store.find(handle), name, request)
 
         return handler
 
@@ -469,6 +510,15 @@ class EnvApp:
 
     async def _openapi(self, request: Request) -> Answer:
         return _json(openapi_document(self.spec))
+
+
+def _waiting(handler: Callable[[Request], Answer]) -> _Handler:
+    """The same to be awaited."""
+
+    async def waiting(request: Request) -> Answer:
+        return handler(request)
+
+    return waiting
 
 
 def _joined(items: list[bytes]) -> Answer:

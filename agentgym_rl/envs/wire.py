@@ -118,6 +118,8 @@ def _decode_leniently(body: bytes) -> Any:
 def read_integer(fields: Mapping[str, Any], name: str, default: int | None = None) -> int:
     """An integer, or (in queries) its decimal text; raises `MalformedRequest`."""
     value = fields.get(name, default)
+    if type(value) is int:
+        return value
     if isinstance(value, str) and value.isascii() and value.removeprefix("-").isdigit() and len(value) < 20:
         value = int(value)
     if not isinstance(value, int) or isinstance(value, bool):

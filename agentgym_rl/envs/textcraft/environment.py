@@ -286,6 +286,26 @@ class _Refused(Exception):
     """An action that has no effect; its text is the reply to the agent."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Get:
+    """An action that finds raw items."""
+
+    item: str
+    count: int
+    reply: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Craft:
+    """An action that makes ``count`` pieces of an item, if what it needs is there."""
+
+    item: str
+    count: int
+    needed: tuple[tuple[str, int], ...]
+    """Items and how many pieces of each are used up."""
+    reply: str
+
+
 class TextCraft(Environment):
     """One TextCraft episode after another."""
 
@@ -331,70 +351,29 @@ class TextCraft(Environment):
         """The reply to a normalised action; raises `_Refused`."""
         if action.lower() == "inventory":
             return self._list_inventory()
-        if match := _GET.fullmatch(action):
-            return self._get(int(match[1]), _plain(match[2]))
-        if match := _CRAFT.fullmatch(action):
-            return self._craft(_plain(match[1]), [_counted(part) for part in match[2].split(",")])
-        raise _Refused(f"Could not understand '{_echo(action)}'. {_FORMS}")
+        read = _read_remembered if len(action) <= _LONGEST_REMEMBERED else _read
+        command = read(action)
+        if isinstance(command, _Get):
+            self._inventory[command.item] += command.count
+        else:
+            self._craft(command)
+        return command.reply
 
     def _list_inventory(self) -> str:
         held = " ".join(f"[{item}] ({count})" for item, count in self._inventory.items())
         return f"Inventory: {held or 'nothing yet.'}"
 
-    def _get(self, count: int, item: str) -> str:
-        if item not in self._book.raw_items:
-            raise _Refused(f"Could not get {_echo(item)}: {self._why_not_found(item)}.")
-        if count < 1:
-            raise _Refused(f"Could not get {count} {item}: get at least 1.")
-        self._inventory[item] += count
-        return f"Got {count} {item}"
-
-    def _why_not_found(self, item: str) -> str:
-        if item in self._book.by_item:
-            return "it must be crafted"
-        return "it names a group of items, not one" if item in self._book.by_tag else "there is no such item"
-
-    def _craft(self, item: str, inputs: list[tuple[str, int]]) -> str:
-        recipe = self._matching_recipe(item, inputs)
-        needed: dict[str, int] = {}
-        for name, count in inputs:
-            needed[name] = needed.get(name, 0) + count
+    def _craft(self, command: _Craft) -> None:
         held = self._inventory
-        for name, count in needed.items():
+        for name, count in command.needed:
             if held[name] < count:
-                raise _Refused(f"Could not craft {item}: it takes {count} {name}, you have {held[name]}.")
-        for name, count in needed.items():
+                raise _Refused(f"Could not craft {command.item}: it takes {count} {name}, you have {held[name]}.")
+        for name, count in command.needed:
             held[name] -= count
             if not held[name]:
                 del held[name]
-        held[item] += recipe.count
-        self._done = item == self.goal
-        return f"Crafted {recipe.count} minecraft:{item.replace(' ', '_')}"
-
-    def _matching_recipe(self, item: str, inputs: list[tuple[str, int]]) -> Recipe:
-        """The recipe of ``item`` with exactly these inputs, concrete items standing for tags."""
-        ways = self._book.by_item.get(item)
-        if ways is None:
-            raise _Refused(f"Could not craft {_echo(item)}: no recipe makes it.")
-        for recipe in ways:
-            if self._fits(recipe, inputs):
-                return recipe
-        named = ", ".join(f"{count} {name}" for name, count in inputs)
-        raise _Refused(f"Could not craft {item}: no recipe makes it from {_echo(named)}.")
-
-    def _fits(self, recipe: Recipe, inputs: list[tuple[str, int]]) -> bool:
-        left = list(inputs)
-        for ingredient in recipe.ingredients:
-            chosen = next((given for given in left if self._serves(given, ingredient)), None)
-            if chosen is None:
-                return False
-            left.remove(chosen)
-        return not left
-
-    def _serves(self, given: tuple[str, int], ingredient: Ingredient) -> bool:
-        name, count = given
-        accepted = self._book.tags[ingredient.name] if ingredient.is_tag else (ingredient.name,)
-        return count == ingredient.count and name in accepted
+        held[command.item] += command.count
+        self._done = command.item == self.goal
 
     def _concrete(self, recipe: Recipe) -> Recipe | None:
         """``recipe`` with items of the inventory in the place of tags; None when the inventory does not suffice."""
@@ -406,6 +385,76 @@ class TextCraft(Environment):
                 return None
             chosen.append(Ingredient(name, ingredient.count))
         return Recipe(recipe.item, recipe.count, tuple(chosen), recipe.tag)
+
+
+# ------------------------------------------------------------------------------------------------------------- actions
+
+
+def _read(action: str) -> _Get | _Craft:
+    """What a normalised action asks for, wherever it stands in an episode; raises `_Refused` for what never works."""
+    if match := _GET.fullmatch(action):
+        return _read_get(int(match[1]), _plain(match[2]))
+    if match := _CRAFT.fullmatch(action):
+        return _read_craft(_plain(match[1]), [_counted(part) for part in match[2].split(",")])
+    raise _Refused(f"Could not understand '{_echo(action)}'. {_FORMS}")
+
+
+_LONGEST_REMEMBERED = 200
+_read_remembered = functools.lru_cache(maxsize=4096)(_read)
+"""For actions of at most `_LONGEST_REMEMBERED` characters: the trajectories of a group write the same ones, and reading
+one takes longer than carrying it out."""
+
+
+def _read_get(count: int, item: str) -> _Get:
+    if item not in recipe_book().raw_items:
+        raise _Refused(f"Could not get {_echo(item)}: {_why_not_found(item)}.")
+    if count < 1:
+        raise _Refused(f"Could not get {count} {item}: get at least 1.")
+    return _Get(item, count, f"Got {count} {item}")
+
+
+def _why_not_found(item: str) -> str:
+    book = recipe_book()
+    if item in book.by_item:
+        return "it must be crafted"
+    return "it names a group of items, not one" if item in book.by_tag else "there is no such item"
+
+
+def _read_craft(item: str, inputs: list[tuple[str, int]]) -> _Craft:
+    recipe = _matching_recipe(item, inputs)
+    needed: dict[str, int] = {}
+    for name, count in inputs:
+        needed[name] = needed.get(name, 0) + count
+    reply = f"Crafted {recipe.count} minecraft:{item.replace(' ', '_')}"
+    return _Craft(item, recipe.count, tuple(needed.items()), reply)
+
+
+def _matching_recipe(item: str, inputs: list[tuple[str, int]]) -> Recipe:
+    """The recipe of ``item`` with exactly these inputs, concrete items standing for tags."""
+    ways = recipe_book().by_item.get(item)
+    if ways is None:
+        raise _Refused(f"Could not craft {_echo(item)}: no recipe makes it.")
+    for recipe in ways:
+        if _fits(recipe, inputs):
+            return recipe
+    named = ", ".join(f"{count} {name}" for name, count in inputs)
+    raise _Refused(f"Could not craft {item}: no recipe makes it from {_echo(named)}.")
+
+
+def _fits(recipe: Recipe, inputs: list[tuple[str, int]]) -> bool:
+    left = list(inputs)
+    for ingredient in recipe.ingredients:
+        chosen = next((given for given in left if _serves(given, ingredient)), None)
+        if chosen is None:
+            return False
+        left.remove(chosen)
+    return not left
+
+
+def _serves(given: tuple[str, int], ingredient: Ingredient) -> bool:
+    name, count = given
+    accepted = recipe_book().tags[ingredient.name] if ingredient.is_tag else (ingredient.name,)
+    return count == ingredient.count and name in accepted
 
 
 def _plain(name: str) -> str:

@@ -384,6 +384,22 @@ def test_a_batch_is_answered_in_order_each_call_with_its_own_status() -> None:
         assert answers[-1]["body"] is True
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        17,
+        {"path": ["/step"], "body": {}},
+        {"path": "/step", "body": []},
+        {"path": "/step", "body": {"id": 1, "action": "go"}, "request_id": 5},
+    ],
+)
+def test_a_call_of_a_wrong_form_in_a_batch_is_refused_alone(call: Any) -> None:
+    with serve(build_app(scripted_spec())) as url:
+        step = {"path": "/step", "body": {"id": created(url), "action": "go"}}
+        answers = post(url, "batch", {"calls": [step, call, step]}).json()
+    assert [answer["status"] for answer in answers] == [200, 422, 200]
+
+
 def test_an_environment_that_fails_to_close_does_not_keep_the_others_from_being_closed() -> None:
     now, refusing = [0.0], [InvalidCall("not now"), RuntimeError("stuck")]
 

@@ -158,6 +158,18 @@ def test_a_failed_craft_takes_nothing() -> None:
     ]
 
 
+def test_the_same_action_means_the_same_in_every_episode_and_takes_from_its_own_inventory() -> None:
+    craft, without = (
+        "craft 4 oak planks using 1 oak logs",
+        "Could not craft oak planks: it takes 1 oak logs, you have 0.",
+    )
+    one, other = started("stick"), started("stick")
+    assert replies(one, "get 1 oak logs", craft, craft) == ["Got 1 oak logs", "Crafted 4 minecraft:oak_planks", without]
+    assert replies(other, craft, "inventory") == [without, "Inventory: nothing yet."]
+    # Too long to be remembered.
+    assert replies(other, "get 1 oak logs" + "." * 500, craft) == ["Got 1 oak logs", "Crafted 4 minecraft:oak_planks"]
+
+
 def test_spelling_is_forgiven_where_the_meaning_is_plain() -> None:
     environment = started("torch")
     assert replies(environment, "Get 2 Bamboo.", "craft stick using 2 minecraft:bamboo", "  GET 1   coal ")[1:] == [
