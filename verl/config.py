@@ -197,16 +197,28 @@ class OptimConfig:
 
 @dataclass
 class RefFSDPConfig:
-    """Where a sharded model waits while others use the device; no effect on results, and none on a CPU."""
+    """How a model lies on the workers' devices; no effect on results beyond rounding."""
 
     param_offload: bool = False
-    """Keep parameters in host memory between the calls that need them."""
+    """Keep parameters in host memory between the calls that need them; no effect on a CPU."""
+    fsdp_size: int = -1
+    """Neighbouring workers that hold one copy of the model, each a shard of it; -1: all workers. Take the workers of a
+    machine where the network between machines is slow: gradients alone cross it then, once per update, and each
+    machine holds a copy."""
+
+    def __post_init__(self) -> None:
+        if self.fsdp_size < 1 and self.fsdp_size != -1:
+            raise ConfigError(f"fsdp_config.fsdp_size={self.fsdp_size}: must be at least 1, or -1 for all workers")
+
+    def num_shards(self, num_workers: int) -> int:
+        """Of a copy of the model."""
+        return num_workers if self.fsdp_size == -1 else self.fsdp_size
 
 
 @dataclass
 class FSDPConfig(RefFSDPConfig):
     optimizer_offload: bool = False
-    """Keep the optimizer's state in host memory between updates."""
+    """Keep the optimizer's state in host memory between updates; no effect on a CPU."""
 
 
 LOGGERS = ("console", "jsonl", "tensorboard", "wandb", "mlflow")
@@ -251,6 +263,14 @@ class WorkersConfig:
         if self.n_gpus_per_node % rollout.tensor_model_parallel_size:
             raise ConfigError(
                 f"{key}={rollout.tensor_model_parallel_size} must divide trainer.n_gpus_per_node={self.n_gpus_per_node}"
+            )
+
+    def check_divides_workers(self, key: str, size: int) -> None:
+        """Raise `ConfigError` when ``size``, which is that of ``key``, does not part the workers into equal groups."""
+        if self.world_size % size:
+            raise ConfigError(
+                f"{key}={size} must divide the number of workers, trainer.nnodes={self.nnodes} x "
+                f"trainer.n_gpus_per_node={self.n_gpus_per_node} = {self.world_size}"
             )
 
 
@@ -901,12 +921,16 @@ class PPOConfig:
                 "full distribution (top_p=1, top_k=-1); a cut would make the trained log-probabilities wrong"
             )
         self.trainer.check_engine_groups("actor_rollout_ref.rollout.tensor_model_parallel_size", rollout)
-        if self.trainer.world_size % actor.ulysses_sequence_parallel_size:
-            raise ConfigError(
-                f"actor_rollout_ref.actor.ulysses_sequence_parallel_size={actor.ulysses_sequence_parallel_size} must "
-                f"divide the number of workers, trainer.nnodes={self.trainer.nnodes} x trainer.n_gpus_per_node="
-                f"{self.trainer.n_gpus_per_node} = {self.trainer.world_size}"
-            )
+        self.trainer.check_divides_workers(
+            "actor_rollout_ref.actor.ulysses_sequence_parallel_size", actor.ulysses_sequence_parallel_size
+        )
+        for key, fsdp in (
+            ("actor_rollout_ref.actor", actor.fsdp_config),
+            ("actor_rollout_ref.ref", self.actor_rollout_ref.ref.fsdp_config),
+            ("critic", self.critic.fsdp_config),
+        ):
+            shards = fsdp.num_shards(self.trainer.world_size)
+            self.trainer.check_divides_workers(f"{key}.fsdp_config.fsdp_size", shards)
         if self.data.train_batch_size % actor.ppo_mini_batch_size:
             raise ConfigError(
                 f"actor_rollout_ref.actor.ppo_mini_batch_size={actor.ppo_mini_batch_size} must divide "

@@ -138,12 +138,19 @@ class Cluster:
     """That leaves a machine, in one direction."""
     tensor_parallel: int = 1
     """Devices of one engine."""
+    fsdp_size: int = -1
+    """Devices that hold one copy of the model; -1: all."""
 
     def __post_init__(self) -> None:
-        if self.num_devices < 1 or self.num_devices % self.tensor_parallel:
-            raise ValueError(
-                f"num_devices={self.num_devices}, tensor_parallel={self.tensor_parallel}: the first must be a multiple"
-            )
+        for name in ("tensor_parallel", "num_shards"):
+            size = getattr(self, name)
+            if self.num_devices < 1 or size < 1 or self.num_devices % size:
+                raise ValueError(f"num_devices={self.num_devices}, {name}={size}: the first must be a multiple")
+
+    @property
+    def num_shards(self) -> int:
+        """Of a copy of the model."""
+        return self.num_devices if self.fsdp_size == -1 else self.fsdp_size
 
     @property
     def num_engines(self) -> int:
@@ -153,12 +160,19 @@ class Cluster:
     def num_nodes(self) -> int:
         return -(-self.num_devices // self.devices_per_node)
 
-    @property
-    def ring_bandwidth(self) -> float:
-        """That a device gets in a ring over all devices: NVLink's, or where it leaves machines their network's, since
-        as many rings run as there are NICs."""
+    def ring_bandwidth(self, num_devices: int) -> float:
+        """That a device gets in a ring over so many neighbours: NVLink's, or where it leaves machines their network's,
+        since as many rings run as there are NICs."""
         link = self.device.link_bandwidth
-        return link if self.num_nodes == 1 else min(link, self.node_bandwidth)
+        return link if num_devices <= self.devices_per_node else min(link, self.node_bandwidth)
+
+    @property
+    def copies_bandwidth(self) -> float:
+        """That a device gets in a ring over the holders of the same shard, while its neighbours have such rings, too:
+        their part of the machine's network, since the next holder is on another machine unless several copies fit."""
+        link = self.device.link_bandwidth
+        per_node = min(self.num_shards, self.devices_per_node)
+        return link if self.num_nodes == 1 else min(link, self.node_bandwidth / per_node)
 
 
 @dataclass(frozen=True)
@@ -289,7 +303,7 @@ def cache_tokens(
 
 @dataclass(frozen=True)
 class Links:
-    """Collective operations of all devices in a ring."""
+    """Collective operations of devices in a ring."""
 
     num_devices: int
     bandwidth: float
@@ -297,10 +311,16 @@ class Links:
     hop_s: float
 
     @classmethod
-    def of(cls, cluster: Cluster, assumed: Assumptions) -> Links:
-        return cls(
-            cluster.num_devices, cluster.ring_bandwidth * assumed.link_share, assumed.collective_s, assumed.hop_s
-        )
+    def of_shards(cls, cluster: Cluster, assumed: Assumptions) -> Links:
+        """Of the devices that hold one copy of the model."""
+        bandwidth = cluster.ring_bandwidth(cluster.num_shards)
+        return cls(cluster.num_shards, bandwidth * assumed.link_share, assumed.collective_s, assumed.hop_s)
+
+    @classmethod
+    def of_copies(cls, cluster: Cluster, assumed: Assumptions) -> Links:
+        """Of the devices that hold the same shard."""
+        copies = cluster.num_devices // cluster.num_shards
+        return cls(copies, cluster.copies_bandwidth * assumed.link_share, assumed.collective_s, assumed.hop_s)
 
     def gather_s(self, num_bytes: float) -> float:
         """Of an all-gather, or reduce-scatter, of ``num_bytes`` in all: ``(D-1)/D`` of them pass each link."""
@@ -308,6 +328,10 @@ class Links:
         if not others:
             return 0.0
         return self.fixed_s + others * self.hop_s + num_bytes * others / self.num_devices / self.bandwidth
+
+    def reduce_s(self, num_bytes: float) -> float:
+        """Of adding up ``num_bytes`` that each device has: a reduce-scatter and an all-gather."""
+        return 2 * self.gather_s(num_bytes)
 
 
 @dataclass(frozen=True)
@@ -357,6 +381,8 @@ class TrainingCost:
     shape: ModelShape
     size: ModelSize
     links: Links
+    """Of a copy of the model."""
+    copies: Links
     flops: float
     attention_flops: float
     """That attention does per second."""
@@ -370,7 +396,8 @@ class TrainingCost:
         return cls(
             shape,
             model_size(shape),
-            Links.of(cluster, assumed),
+            Links.of_shards(cluster, assumed),
+            Links.of_copies(cluster, assumed),
             cluster.device.peak_flops * assumed.training_share,
             cluster.device.peak_flops * assumed.attention_share,
             cluster.device.memory_bandwidth * assumed.memory_share,
@@ -413,15 +440,20 @@ class TrainingCost:
         return max(busiest_s, hidden) + exposed
 
     def optimizer_s(self) -> float:
-        """One AdamW step over this device's shard in float32."""
-        shard = self.shape.num_weights / self.links.num_devices
-        return self.assumed.update_s + _ADAM_ACCESSES * FLOAT32 * shard / self.memory_bandwidth
+        """One AdamW step over this device's shard in float32, after copies of the model have added up its gradients,
+        layer by layer. That is taken as if no computing hid it."""
+        shape, shards = self.shape, self.links.num_devices
+        apart = shape.num_weights - shape.num_layers * shape.layer_weights
+        added = shape.num_layers * self.copies.reduce_s(FLOAT32 * shape.layer_weights / shards)
+        added += self.copies.reduce_s(FLOAT32 * apart / shards)
+        moved = _ADAM_ACCESSES * FLOAT32 * shape.num_weights / shards
+        return added + self.assumed.update_s + moved / self.memory_bandwidth
 
 
-def training_bytes(shape: ModelShape, num_devices: int) -> float:
+def training_bytes(shape: ModelShape, num_shards: int) -> float:
     """What training holds on a device: float32 weights, gradients and two moments of its shard, the gathered
     embeddings, output and two layers in 16 bits, and activations, for which an eighth as much again is taken."""
-    shard = 4 * FLOAT32 * shape.num_weights / num_devices
+    shard = 4 * FLOAT32 * shape.num_weights / num_shards
     gathered = BF16 * (shape.head_weights + 2 * shape.layer_weights)
     return 9 / 8 * (shard + gathered) + _ACTIVATION_BYTES
 
@@ -430,9 +462,9 @@ def training_bytes(shape: ModelShape, num_devices: int) -> float:
 
 
 def sync_s(shape: ModelShape, cluster: Cluster, assumed: Assumptions, design: Design) -> float:
-    """Of giving the actor's weights to the engines: all devices gather all weights in float32, one by one, and copy
-    them as 16-bit numbers. A sleeping engine first brings its old weights back."""
-    links = Links.of(cluster, assumed)
+    """Of giving the actor's weights to the engines: devices gather all weights in float32, one by one, and copy them
+    as 16-bit numbers. A sleeping engine first brings its old weights back."""
+    links = Links.of_shards(cluster, assumed)
     num_tensors = _TENSORS_PER_LAYER * shape.num_layers + 2
     gather = num_tensors * links.gather_s(FLOAT32 * shape.num_weights / num_tensors)
     copied = _WEIGHT_COPIES * BF16 * shape.num_weights / cluster.tensor_parallel
@@ -458,8 +490,8 @@ def save_s(
     if not steps_between:
         return 0.0
     state, export = 3 * FLOAT32 * shape.num_weights, FLOAT32 * shape.num_weights
-    gather = Links.of(cluster, assumed).gather_s(export)
-    copy = (state / cluster.num_devices + export) / (cluster.device.host_bandwidth * assumed.host_share)
+    gather = Links.of_shards(cluster, assumed).gather_s(export)
+    copy = (state / cluster.num_shards + export) / (cluster.device.host_bandwidth * assumed.host_share)
     write = (state + export) / assumed.disk_bandwidth
     waits = max(0.0, write - steps_between * step_s) if is_async else write
     return (gather + copy + waits) / steps_between

@@ -109,6 +109,7 @@ class Study:
     """None: ``scripts`` of a real run."""
     scripts: Sequence[TrajectoryScript] = ()
     tensor_parallel: int = 1
+    fsdp_size: int = -1
     design: Design = field(default_factory=Design)
     assumed: Assumptions = field(default_factory=Assumptions)
 
@@ -121,6 +122,7 @@ class Study:
             gpus,
             node_bandwidth=NETWORKS[self.network],
             tensor_parallel=self.tensor_parallel,
+            fsdp_size=self.fsdp_size,
         )
         scenario = Scenario(
             KNOWN_SHAPES[self.model],
@@ -195,11 +197,17 @@ def variants(case: Case) -> Iterator[tuple[str, Case]]:
     few = replace(recipe, max_concurrency=4)
     yield "4 sessions a worker, one-by-one hand-out", changed(recipe=few)
     yield "4 sessions a worker, static split", changed(recipe=few, design=replace(design, one_by_one=False))
-    yield (
-        "one update of the whole batch, no old log-probs",
-        changed(recipe=replace(recipe, mini_batch_items=recipe.items, epochs=1)),
-    )
-    yield "a network of 100 Gb/s per machine", changed(cluster=replace(cluster, node_bandwidth=NETWORKS["1x100G"]))
+    once = replace(recipe, mini_batch_items=recipe.items, epochs=1)
+    yield "one update of the whole batch, no old log-probs", changed(recipe=once)
+    slow = replace(cluster, node_bandwidth=NETWORKS["1x100G"])
+    yield "a network of 100 Gb/s per machine", changed(cluster=slow)
+    yield "100 Gb/s, one update of the whole batch", changed(cluster=slow, recipe=once)
+    if cluster.num_devices % cluster.devices_per_node == 0:
+        size = cluster.devices_per_node
+        yield "a copy of the model in each machine (`fsdp_size`)", changed(cluster=replace(cluster, fsdp_size=size))
+        copies = replace(slow, fsdp_size=size)
+        yield "a copy in each machine, 100 Gb/s per machine", changed(cluster=copies)
+        yield "a copy in each machine, 100 Gb/s, one update of the whole batch", changed(cluster=copies, recipe=once)
     if cluster.num_devices % 2 == 0:
         yield "engines of two GPUs (tensor parallel)", changed(cluster=replace(cluster, tensor_parallel=2))
 
@@ -535,6 +543,7 @@ def study_of(args: argparse.Namespace) -> Study:
         profile=None if measured else PROFILES[args.task],
         scripts=scripts,
         tensor_parallel=args.tensor_parallel,
+        fsdp_size=args.fsdp_size,
     )
 
 
@@ -549,6 +558,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--network", choices=sorted(NETWORKS), default="8x400G")
     parser.add_argument("--gpus", type=int, nargs=2, default=(8, 64), metavar=("SMALL", "LARGE"))
     parser.add_argument("--tensor-parallel", type=int, default=1)
+    parser.add_argument("--fsdp-size", type=int, default=-1, help="GPUs that hold one copy of the model; -1: all")
     parser.add_argument("--horizons", type=int, nargs="+", help="turns; by default the task's stages")
     parser.add_argument("--items", type=int, default=recipe.items, help="of a step on the small cluster")
     parser.add_argument("--samples", type=int, default=recipe.samples, help="trajectories of each")

@@ -86,7 +86,7 @@ class Scenario:
             self.cluster,
             self.design,
             memory_share=self.recipe.memory_share,
-            training_bytes=training_bytes(self.shape, self.cluster.num_devices),
+            training_bytes=training_bytes(self.shape, self.cluster.num_shards),
         )
         return EngineCost.of(self.shape, self.cluster, self.assumed, cache_tokens=tokens)
 
@@ -343,12 +343,12 @@ def floor_s(scripts: Sequence[TrajectoryScript], scenario: Scenario) -> float:
     chain_s = max(script.env_s + script.num_sampled * read_s for script in scripts)
     forward = recipe.needs_old_log_probs + recipe.has_reference + recipe.has_critic
     trained = recipe.epochs * (1 + recipe.has_critic) * (4 if recipe.recomputes else 3)
-    gathered = FLOAT32 * scenario.shape.num_weights * (cluster.num_devices - 1) / cluster.num_devices
+    gathered = FLOAT32 * scenario.shape.num_weights * (cluster.num_shards - 1) / cluster.num_shards
     copied = BF16 * scenario.shape.num_weights / cluster.tensor_parallel / device.host_bandwidth
     return (
         max(shared / peak, chain_s)
         + (forward + trained) * shared / peak
-        + gathered / cluster.ring_bandwidth
+        + gathered / cluster.ring_bandwidth(cluster.num_shards)
         + (2 * copied if design.sleep else 0.0)
     )
 

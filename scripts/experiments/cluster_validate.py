@@ -72,7 +72,9 @@ class Machine:
         assumed = Assumptions(pass_s=self.learner_pass_s, sequence_s=self.learner_sequence_s, update_s=0.0)
         links = Links(num_workers, math.inf, 0.0, 0.0)
         rates = self.learner_flops, self.learner_attention_flops
-        return TrainingCost(shape, model_size(shape), links, *rates, math.inf, assumed, recomputes=False)
+        return TrainingCost(
+            shape, model_size(shape), links, Links(1, math.inf, 0.0, 0.0), *rates, math.inf, assumed, recomputes=False
+        )
 
 
 @dataclass(frozen=True)

@@ -215,14 +215,31 @@ def test_at_most_so_many_sequences_decode_at_once():
 def test_an_all_gather_moves_all_but_the_own_share_over_each_link():
     links = sim.model.Links(num_devices=4, bandwidth=10.0, fixed_s=0.5, hop_s=0.125)
     assert links.gather_s(80.0) == 0.5 + 3 * 0.125 + 80 * 3 / 4 / 10
+    assert links.reduce_s(80.0) == 2 * links.gather_s(80.0)
     assert replace(links, num_devices=1).gather_s(80.0) == 0.0
 
 
 def test_rings_that_leave_a_machine_run_at_the_pace_of_its_network():
     device = sim.model.DEVICES["H100"]
-    assert sim.model.Cluster(device, 8).ring_bandwidth == 450e9
-    assert sim.model.Cluster(device, 16).ring_bandwidth == 400e9
-    assert sim.model.Cluster(device, 16, node_bandwidth=12.5e9).ring_bandwidth == 12.5e9
+    assert sim.model.Cluster(device, 8).ring_bandwidth(8) == 450e9
+    assert sim.model.Cluster(device, 16).ring_bandwidth(16) == 400e9
+    slow = sim.model.Cluster(device, 16, node_bandwidth=12.5e9)
+    assert slow.ring_bandwidth(16) == 12.5e9
+    assert slow.ring_bandwidth(8) == 450e9
+
+
+def test_copies_of_the_model_gather_within_a_machine_and_add_up_each_shard_over_its_part_of_the_network():
+    device, assumed = sim.model.DEVICES["H100"], replace(sim.model.Assumptions(), collective_s=0.0, hop_s=0.0)
+    cluster = sim.model.Cluster(device, 32, node_bandwidth=12.5e9, fsdp_size=8)
+    cost = sim.model.TrainingCost.of(SHAPE, cluster, assumed, recomputes=True)
+    assert (cost.links.num_devices, cost.links.bandwidth) == (8, 0.75 * 450e9)
+    assert (cost.copies.num_devices, cost.copies.bandwidth) == (4, 0.75 * 12.5e9 / 8)
+    # All-reduce: 3 of 4 parts of a shard's 4 bytes per weight, there and back.
+    added = 2 * 3 / 4 * 4 * SHAPE.num_weights / 8 / (0.75 * 12.5e9 / 8)
+    alone = sim.model.TrainingCost.of(SHAPE, sim.model.Cluster(device, 8), assumed, recomputes=True)
+    assert cost.optimizer_s() - alone.optimizer_s() == pytest.approx(added)
+    with pytest.raises(ValueError, match="num_devices=32, num_shards=5: the first must be a multiple"):
+        replace(cluster, fsdp_size=5)
 
 
 def test_a_micro_batch_takes_as_long_as_the_slower_of_computing_and_gathering():
@@ -367,6 +384,7 @@ def scenarios(draw: st.DrawFn) -> Any:
         sim.model.DEVICES[draw(st.sampled_from(["A100", "H100", "H200"]))],
         draw(st.sampled_from([1, 2, 8, 16])),
         node_bandwidth=draw(st.sampled_from(list(sim.model.NETWORKS.values()))),
+        fsdp_size=draw(st.sampled_from([-1, 1])),
     )
     recipe = sim.step.Recipe(
         items=4,

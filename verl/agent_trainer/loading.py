@@ -76,6 +76,7 @@ RENAMED_KEYS: Mapping[str, str] = {
     "critic.use_dynamic_bsz": "critic.ppo_max_token_len_per_gpu, used whenever ppo_micro_batch_size_per_gpu is null",
     "critic.model.use_remove_padding": "nothing: sequences are never padded",
     "critic.model.tokenizer_path": "nothing: the critic reads the policy's own tokens",
+    "critic.model.fsdp_config.fsdp_size": "critic.fsdp_config.fsdp_size",
     "critic.model.fsdp_config.param_offload": "critic.fsdp_config.param_offload",
     "critic.model.fsdp_config.optimizer_offload": "critic.fsdp_config.optimizer_offload",
     "critic.optim.lr_warmup_steps_ratio": "critic.optim.lr_warmup_steps",

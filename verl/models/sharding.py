@@ -1,4 +1,4 @@
-"""Spreading a model over ranks with FSDP2, read by rank 0 alone.
+"""Spreading a model, or copies of it, over ranks with FSDP2, read by rank 0 alone.
 
 The other ranks begin with a skeleton on the meta device. Layer by layer they get rank 0's tensors and keep their shard,
 so that the host of eight ranks holds one whole model, not eight.
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from verl.utils import distributed
@@ -24,13 +24,15 @@ def shard_module(
     layer_classes: tuple[str, ...],
     device: torch.device,
     dtype: torch.dtype,
+    num_shards: int,
 ) -> None:
-    """Give ``skeleton``, all of it on the meta device, the tensors of ``source`` and shard it over all ranks, in place.
+    """Give ``skeleton``, all of it on the meta device, the tensors of ``source`` and shard it over the ranks, in place.
 
-    ``source`` is a module of the same structure on rank 0, None elsewhere. Modules whose class is named in
+    Every ``num_shards`` neighbours, which must divide the ranks, hold a copy of the model; gradients are averaged over
+    all ranks. ``source`` is a module of the same structure on rank 0, None elsewhere. Modules whose class is named in
     ``layer_classes`` become units of their own. Matrix products run in ``dtype``, gradients are added in float32.
     """
-    mesh = init_device_mesh(device.type, (distributed.world_size(),))
+    mesh = _mesh(device, num_shards)
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     filler = _Filler(source, device)
     for prefix, layer in _layers(skeleton, layer_classes):
@@ -38,6 +40,14 @@ def shard_module(
         fully_shard(layer, mesh=mesh, mp_policy=precision)
     filler.fill(skeleton, "")
     fully_shard(skeleton, mesh=mesh, mp_policy=precision)
+
+
+def _mesh(device: torch.device, num_shards: int) -> DeviceMesh:
+    """All ranks in a line, or where there are copies in a row for each, which FSDP takes for hybrid sharding."""
+    world_size = distributed.world_size()
+    if num_shards == world_size:
+        return init_device_mesh(device.type, (world_size,))
+    return init_device_mesh(device.type, (world_size // num_shards, num_shards), mesh_dim_names=("copies", "shards"))
 
 
 def _layers(module: nn.Module, classes: tuple[str, ...]) -> Iterator[tuple[str, nn.Module]]:

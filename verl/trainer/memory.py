@@ -18,6 +18,7 @@ from verl.config import (
     FSDPConfig,
     ModelConfig,
     PPOConfig,
+    RefFSDPConfig,
     RolloutConfig,
     SFTConfig,
     TrajectoryLengths,
@@ -28,8 +29,8 @@ WEIGHTS = "weights"
 ADAPTER = "adapter"
 ENGINE_PHASE = "= while the engine works"
 _LEGEND = (
-    "(P weights, P' those of the adapter, D devices, T tokens at once, V vocabulary, H hidden, L layers; widths of A "
-    "heads, K keys, I MLP)"
+    "(P weights, P' those of the adapter, D devices of a copy, T tokens at once, V vocabulary, H hidden, L layers; "
+    "widths of A heads, K keys, I MLP)"
 )
 _GIB = 2**30
 _FLOAT32 = 4
@@ -168,7 +169,8 @@ def plan_data_memory(
         )
     }
     if isinstance(config, DPOConfig) and config.ref.path is not None:
-        users["reference, before training"] = (_weights(shape.num_weights, model, machine, rests=False),)
+        offloaded = RefFSDPConfig(param_offload=True)
+        users["reference, before training"] = (_weights(shape.num_weights, model, offloaded, machine),)
     if engine is None:
         return MemoryPlan(users, (), "", None)
     demand = Demand.of(
@@ -188,8 +190,7 @@ def _users(
     branch = config.actor_rollout_ref
     users: dict[str, tuple[Part, ...]] = {"actor": tuple(_actor(config, shape, machine, longest))}
     if config.needs_reference and branch.model.lora_rank == 0:
-        rests = not branch.ref.fsdp_config.param_offload
-        users["reference"] = (_weights(shape.num_weights, branch.model, machine, rests=rests),)
+        users["reference"] = (_weights(shape.num_weights, branch.model, branch.ref.fsdp_config, machine),)
     if config.needs_critic:
         users["critic"] = tuple(_critic(config, critic_shape, machine, longest))
     return users
@@ -232,10 +233,10 @@ def compute_bytes(model: ModelConfig, machine: Machine) -> int:
     return 2 if model.dtype == "auto" and machine.device == "cuda" else parameter_bytes(model)
 
 
-def _weights(num_weights: int, model: ModelConfig, machine: Machine, *, rests: bool) -> Part:
-    size = parameter_bytes(model)
-    formula = f"P x {size} B / D = {num_weights:.3g} x {size} B / {machine.num_devices}"
-    return Part(WEIGHTS, num_weights * size / machine.num_devices, formula, rests)
+def _weights(num_weights: int, model: ModelConfig, fsdp: RefFSDPConfig, machine: Machine) -> Part:
+    size, shards = parameter_bytes(model), fsdp.num_shards(machine.num_devices)
+    formula = f"P x {size} B / D = {num_weights:.3g} x {size} B / {shards}"
+    return Part(WEIGHTS, num_weights * size / shards, formula, not fsdp.param_offload)
 
 
 def _trained(
@@ -244,8 +245,8 @@ def _trained(
     """Weights, gradients and the optimizer's state; with an adapter the last two are the adapter's alone."""
     adapter = shape.adapter_weights(model.lora_rank)
     trained = adapter or num_weights
-    size, share = parameter_bytes(model), 1 / machine.num_devices
-    yield _weights(num_weights, model, machine, rests=not fsdp.param_offload)
+    size, share = parameter_bytes(model), 1 / fsdp.num_shards(machine.num_devices)
+    yield _weights(num_weights, model, fsdp, machine)
     if adapter:
         formula = f"P' x {size} B / D, P' = {adapter:.3g} of rank {model.lora_rank}"
         yield Part(ADAPTER, adapter * size * share, formula, not fsdp.param_offload)

@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -103,7 +104,7 @@ class LanguageModelTrainer:
         """
         self._temperature = temperature
         fsdp = fsdp or FSDPConfig()
-        placement = Placement(torch.device(device), fsdp.param_offload, sequence_parallel_size)
+        placement = Placement(torch.device(device), fsdp, sequence_parallel_size)
         self.packed = PackedModel(model_config, limits, placement, self.make_module, trainable=True)
         self.num_updates = 0
         """Optimizer steps so far, skipped ones included."""
@@ -193,7 +194,9 @@ class LanguageModelTrainer:
         merged = MergedBatch.of(batch, self.packed.parallel).batch
         totals = torch.zeros(1 + len(loss_function.sum_names), dtype=torch.float64, device=self.device)
         maxima_M = torch.zeros(len(loss_function.max_names), dtype=torch.float64, device=self.device)
-        for indices in self.packed.micro_batches(merged):
+        packs = self.packed.micro_batches(merged)
+        for place, indices in enumerate(packs):
+            self._sum_over_copies(at_end=place == len(packs) - 1)
             part = (merged.select(indices) if indices else dummy_batch()).to(self.device)
             read_out = self.packed.read_out(part, with_entropy=loss_function.needs_entropy, reference=reference)
             if not indices:
@@ -210,6 +213,11 @@ class LanguageModelTrainer:
         distributed.all_reduce_sum_(totals)
         distributed.all_reduce_max_(maxima_M)
         return float(totals[0]), totals[1:], maxima_M
+
+    def _sum_over_copies(self, *, at_end: bool) -> None:
+        """Where ranks hold copies of the model, gradients pass between the copies once, after the last micro-batch."""
+        if isinstance(self.module, FSDPModule):
+            self.module.set_requires_all_reduce(at_end)
 
     def _guard(self, skipped: bool, loss: float, grad_norm: float) -> None:
         self._skipped_in_a_row = self._skipped_in_a_row + 1 if skipped else 0
@@ -297,8 +305,10 @@ class LanguageModelTrainer:
 
     def _export(self) -> dict[str, dict[str, torch.Tensor]]:
         """All that an export holds, on rank 0; nothing elsewhere. Collective."""
-        weights, adapter = self.state_dict_items(), self._adapter_items()
-        if distributed.rank() == 0:
+        writes = distributed.rank() == 0
+        # Only what is written is brought to the host.
+        weights, adapter = self.state_dict_items(on_device=not writes), self._adapter_items()
+        if writes:
             return {"weights": dict(weights), "adapter": dict(adapter)}
         _exhaust(weights)
         _exhaust(adapter)

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from verl.config import ModelConfig
+from verl.config import ModelConfig, RefFSDPConfig
 from verl.models.loading import compute_dtype, load_tokenizer, model_skeleton, prepare_for_training, read_model
 from verl.models.log_probs import OutputStates
 from verl.models.policy import PackedModule, PolicyModule, ReadOut
@@ -48,8 +48,7 @@ class Placement:
     """How a model lies on the devices; no effect on results beyond rounding."""
 
     device: torch.device
-    param_offload: bool = False
-    """Parameters rest in host memory."""
+    fsdp: RefFSDPConfig
     sequence_parallel_size: int = 1
     """Ranks that share each micro-batch."""
 
@@ -77,10 +76,10 @@ class PackedModel:
         self.limits = limits
         self.parallel = sequence_parallel(placement.sequence_parallel_size)
         self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(config)
-        self.module = self._load(config, make_module, trainable)
-        self.residence = Residence(self.module, self.device, offload_module=placement.param_offload)
+        self.module = self._load(config, placement.fsdp, make_module, trainable)
+        self.residence = Residence(self.module, self.device, offload_module=placement.fsdp.param_offload)
 
-    def _load(self, config: ModelConfig, make_module: MakeModule, trainable: bool) -> PackedModule:
+    def _load(self, config: ModelConfig, fsdp: RefFSDPConfig, make_module: MakeModule, trainable: bool) -> PackedModule:
         """The module with its weights: whole on a single CPU, else a shard of what rank 0 reads."""
 
         def build(model: PreTrainedModel) -> PackedModule:
@@ -104,6 +103,7 @@ class PackedModel:
             layer_classes=tuple(module.model._no_split_modules or ()),
             device=self.device,
             dtype=compute_dtype(config, self.device),
+            num_shards=fsdp.num_shards(distributed.world_size()),
         )
         if source is not None and source.model.can_generate():  # as the bare backbone of a critic cannot
             module.model.generation_config = source.model.generation_config

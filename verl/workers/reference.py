@@ -42,7 +42,7 @@ class Reference:
         self._packed = PackedModel(
             model_config,
             MicroBatchLimits(max_tokens=ref_config.log_prob_max_token_len_per_gpu),
-            Placement(torch.device(device), ref_config.fsdp_config.param_offload, sequence_parallel_size),
+            Placement(torch.device(device), ref_config.fsdp_config, sequence_parallel_size),
             lambda model, parallel: PolicyModule(model, temperature, parallel),
             trainable=False,
         )

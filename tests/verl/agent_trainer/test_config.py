@@ -209,6 +209,15 @@ def test_a_list_of_rounds_becomes_the_schedule() -> None:
             "actor_rollout_ref.rollout.tensor_model_parallel_size=2 must divide trainer.n_gpus_per_node=3",
         ),
         (
+            ["critic.fsdp_config.fsdp_size=4", "trainer.n_gpus_per_node=3", "trainer.nnodes=2"],
+            "critic.fsdp_config.fsdp_size=4 must divide the number of workers, trainer.nnodes=2 x "
+            "trainer.n_gpus_per_node=3 = 6",
+        ),
+        (
+            ["actor_rollout_ref.ref.fsdp_config.fsdp_size=0"],
+            "fsdp_config.fsdp_size=0: must be at least 1, or -1 for all",
+        ),
+        (
             ["actor_rollout_ref.rollout.tensor_model_parallel_size=0"],
             "rollout.tensor_model_parallel_size=0: must be at least 1",
         ),

@@ -172,6 +172,19 @@ def test_what_rests_counts_while_others_work_and_what_is_offloaded_does_not() ->
     }
 
 
+def test_copies_of_the_model_are_shared_out_among_fewer() -> None:
+    config = run_of()
+    config.actor_rollout_ref.actor.use_kl_loss = True
+    config.actor_rollout_ref.actor.fsdp_config.fsdp_size = 2
+    users = plan(config).users
+    assert [sizes(users["actor"])[name] for name in ("weights", "gradients", "Adam")] == [
+        WEIGHTS * 4 / 2,
+        WEIGHTS * 4 / 2,
+        WEIGHTS * 8 / 2,
+    ]
+    assert sizes(users["reference"])["weights"] == WEIGHTS * 4 / 4
+
+
 def test_a_critic_has_no_output_layer() -> None:
     config = run_of()
     config.algorithm.adv_estimator = "gae"

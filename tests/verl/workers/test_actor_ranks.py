@@ -12,10 +12,10 @@ from support.ranks import run_ranks
 from transformers import AutoModelForCausalLM
 
 
-def run_actor(world_size: int, model: Path, out: Path, load: Path | None = None) -> Path:
+def run_actor(world_size: int, model: Path, out: Path, load: Path | None = None, *, fsdp_size: int = -1) -> Path:
     """Run `support.rank_program` on all ranks; returns ``out``."""
     out.mkdir()
-    run_ranks("support.rank_program", world_size, model, out, *([load] if load else []))
+    run_ranks("support.rank_program", world_size, model, out, fsdp_size, *([load] if load else []))
     return out
 
 
@@ -31,6 +31,10 @@ def assert_same(one: Path, other: Path) -> None:
         assert torch.allclose(tensor, other_weights[name], atol=1e-5), name
 
 
+def size_of(checkpoint: Path) -> int:
+    return sum(file.stat().st_size for file in checkpoint.glob("*.distcp"))
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     return save_tiny_model(tmp_path_factory.mktemp("model"))
@@ -39,6 +43,11 @@ def model(tmp_path_factory):
 @pytest.fixture(scope="module")
 def one_rank(model, tmp_path_factory):
     return run_actor(1, model, tmp_path_factory.mktemp("one") / "out")
+
+
+@pytest.fixture(scope="module")
+def one_goes_on(model, one_rank, tmp_path_factory):
+    return run_actor(1, model, tmp_path_factory.mktemp("one_on") / "out", load=one_rank / "actor")
 
 
 @pytest.fixture(scope="module")
@@ -59,9 +68,19 @@ def test_a_rank_without_sequences_takes_part(model, one_rank, tmp_path):
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_a_checkpoint_of_two_ranks_goes_on_with_another_number(model, one_rank, two_ranks, world_size, tmp_path):
-    expected = run_actor(1, model, tmp_path / "expected", load=one_rank / "actor")
-    assert_same(run_actor(world_size, model, tmp_path / "out", load=two_ranks / "actor"), expected)
+def test_a_checkpoint_of_two_ranks_goes_on_with_another_number(model, one_goes_on, two_ranks, world_size, tmp_path):
+    assert_same(run_actor(world_size, model, tmp_path / "out", load=two_ranks / "actor"), one_goes_on)
+
+
+def test_copies_of_the_model_train_as_one_and_go_on_from_and_to_a_run_without_copies(
+    model, one_rank, one_goes_on, tmp_path
+):
+    copies = run_actor(4, model, tmp_path / "copies", fsdp_size=2)
+    assert_same(copies, one_rank)
+    assert size_of(copies / "actor") < 1.5 * size_of(one_rank / "actor")  # each shard is written once
+    assert_same(run_actor(1, model, tmp_path / "alone", load=copies / "actor"), one_goes_on)
+    again = run_actor(4, model, tmp_path / "again", load=one_rank / "actor", fsdp_size=2)
+    assert_same(again, one_goes_on)
 
 
 def test_an_export_of_two_ranks_holds_the_whole_model(two_ranks):
