@@ -15,7 +15,7 @@ from agentgym_rl.agent.chat import ChatTemplate
 from agentgym_rl.errors import ConfigError, EnvServerError
 from agentgym_rl.rollout.collector import collect
 from agentgym_rl.rollout.log import TrajectoryLog, from_row, read_trajectories, to_row
-from agentgym_rl.types import Item, StopReason, Trajectory
+from agentgym_rl.types import Item, Message, Role, StopReason, Trajectory
 
 
 @pytest.fixture
@@ -57,6 +57,16 @@ def test_any_log_prob_is_read_back_to_the_last_bit(trajectory):
     written = dataclasses.replace(trajectory, rollout_log_probs=values)
     read = from_row(json.loads(json.dumps(to_row(written))), "a row")
     assert_same(read, written)
+
+
+def test_a_line_is_what_pythons_json_writes_of_the_row_without_blanks(tmp_path, trajectory):
+    odd = np.resize(np.array([0.0, -1e-7, -1e-5, -123456789.0, -np.inf], np.float32), trajectory.num_tokens)
+    messages = (Message(Role.USER, 'é "\\ \x1f\u2028'), *trajectory.messages[1:])
+    written = dataclasses.replace(trajectory, rollout_log_probs=odd, messages=messages)
+    with TrajectoryLog(tmp_path / "0.jsonl") as log:
+        log.write(written)
+    line = json.dumps(to_row(written), ensure_ascii=False, separators=(",", ":"))
+    assert (tmp_path / "0.jsonl").read_text(encoding="utf-8") == line + "\n"
 
 
 def test_rows_have_the_published_fields(tmp_path, trajectory):
