@@ -92,6 +92,8 @@ class InlineRunner(Runner):
         self._causes: set[str] = set()
         """Of the faults so far."""
         self._slow_calls = 0
+        self.took_s = 0.0
+        """Seconds of the latest `call_now`."""
 
     async def create(self, handle: int, fields: Fields) -> tuple[Episode, bytes]:
         return await self._run("create", lambda: create_episode(self._spec, self._calls, handle, fields))
@@ -109,8 +111,9 @@ class InlineRunner(Runner):
         except (Exception, SystemExit) as error:  # broad on purpose: the server outlives a user's environment
             raise self._fault(f"{name} of session {episode.handle}", error) from error
         finally:
-            if (took_s := time.perf_counter() - started) > _SLOW_S:
-                self._note_slow(name, took_s)
+            self.took_s = time.perf_counter() - started
+            if self.took_s > _SLOW_S:
+                self._note_slow(name, self.took_s)
 
     async def close(self, episode: Episode) -> None:
         await self._run(f"close of session {episode.handle}", episode.environment.close)

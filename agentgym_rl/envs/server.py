@@ -17,8 +17,10 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from importlib.metadata import version
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 from urllib.parse import parse_qsl
+
+from msgspec import Struct
 
 from agentgym_rl.client.addresses import TOKEN_VARIABLE
 from agentgym_rl.envs.base import InvalidCall
@@ -43,15 +45,15 @@ class _TooLarge(Exception):
     """The body is beyond `MAX_BODY_BYTES`."""
 
 
-class Request(NamedTuple):
-    """One call, whether it came alone or in a batch; a named tuple, because a frozen dataclass takes longer to make."""
+class Request(Struct, frozen=True):
+    """One call, whether it came alone or in a batch; no dataclass, which takes several times as long to make."""
 
     fields: Mapping[str, Any]
     """Body of a POST, query of a GET (as text)."""
     request_id: str | None = None
 
 
-class Answer(NamedTuple):
+class Answer(Struct, frozen=True):
     """One call's answer."""
 
     body: bytes
@@ -436,12 +438,11 @@ class EnvApp:
         request_id = request.request_id
         if request_id and (repeated := session.answers.get(request_id)) is not None:
             return repeated
-        started = time.perf_counter()
         try:
             answer = Answer(self._inline.call_now(session.episode, name, request.fields))
         except (InvalidCall, MalformedRequest, EnvironmentFault) as error:
             answer = self._failure(f"/{name}", error)
-        self.metrics.environment_s += time.perf_counter() - started
+        self.metrics.environment_s += self._inline.took_s
         if request_id:
             session.remember(request_id, answer)
         return answer
