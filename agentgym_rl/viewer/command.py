@@ -5,15 +5,20 @@ from __future__ import annotations
 import argparse
 import os
 import secrets
+import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from agentgym_rl.client.addresses import TOKEN_VARIABLE
 from agentgym_rl.envs.commands import port
 from agentgym_rl.errors import ConfigError
 
+if TYPE_CHECKING:
+    from agentgym_rl.viewer.library import Library
+
 _DEFAULT_PORT = 36100
+_FIRST_LOOK_S = 0.2
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -47,12 +52,26 @@ def _view(options: argparse.Namespace) -> None:
 
     access = Access(_token(options), host_names([options.host]))
     play = PlaySettings(parse_servers(options.env), parse_models(options.model, options.api_key_env), options.save_to)
-    app = build_app(Library(options.path), access=access, play=play)
+    library = Library(options.path)
+    app = build_app(library, access=access, play=play)
+    _warn_of_nothing(library, options.path)
     listener = bind(options.host, options.port)
     query = f"/?token={quote(access.token)}" if access.token else ""
     Server(app, on_ready=lambda: print(f"viewing {options.path} on {url_of(listener)}{query}", flush=True)).run(
         sockets=[listener]
     )
+
+
+def _warn_of_nothing(library: Library, path: Path) -> None:
+    """A line on standard error where nothing is found yet; the viewer takes up what comes later."""
+    library.refresh(_FIRST_LOOK_S)
+    if not library.runs() and library.progress().is_complete:
+        print(
+            f"warning: no run in {path} yet: looked for metrics.jsonl and for trajectory files (*.jsonl), "
+            "also in the folders below; what is written there later is shown",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def _token(options: argparse.Namespace) -> str:

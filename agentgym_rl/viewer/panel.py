@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -172,6 +172,8 @@ class Meter:
     value: float
     maximum: float
     title: str = ""
+    is_goal: bool = False
+    """Full, it says that the task's goal is reached: the viewer then looks for a success."""
     kind: Literal["meter"] = field(default="meter", init=False)
 
 
@@ -224,9 +226,12 @@ class Panel:
     """Shown below every frame."""
     note: str = ""
     """What a reader should know of how the panel was made, such as that it is a guess."""
+    goal: str = ""
+    """What was to be reached, in a line, for the list of items."""
 
 
 PanelMaker = Callable[[Trajectory], Panel]
+Read = TypeVar("Read")
 
 
 def panel_of(trajectory: Trajectory) -> Panel | None:
@@ -256,7 +261,12 @@ def panel_json(panel: Panel | None) -> Any:
 
 
 def panel_beside(trajectory: Trajectory) -> Any:
-    """`panel_json` of the trajectory's panel; of one that fails an empty panel that says so, and a line in the log.
+    """`panel_json` of the trajectory's panel; of one that fails an empty panel that says so, and a line in the log."""
+    return of_panel(trajectory, panel_json)
+
+
+def of_panel(trajectory: Trajectory, read: Callable[[Panel | None], Read]) -> Read:
+    """What ``read`` makes of the trajectory's panel, or of an empty one with a note where panel or ``read`` fails.
 
     A panel is an environment's code, which may be anybody's, over files that may hold anything: whatever it raises,
     the trajectory is shown without it.
@@ -265,13 +275,13 @@ def panel_beside(trajectory: Trajectory) -> Any:
         panel = panel_of(trajectory)
         if not isinstance(panel, Panel | None):
             raise TypeError(f"must be a Panel, got {type(panel).__name__}")
-        return panel_json(panel)
+        return read(panel)
     except Exception as error:  # noqa: BLE001 - code of anybody, on files of anybody
         kind = "" if isinstance(error, ConfigError) else f"{type(error).__name__}: "
         reason = " ".join(f"{kind}{error}".split())[:_MOST_TOLD]
         told = f"The panel of {trajectory.item.task} could not be made: {reason}"
         _logger.warning("%s", told)
-        return panel_json(Panel(frames=(), note=told))
+        return read(Panel(frames=(), note=told))
 
 
 # ------------------------------------------------------------------------------------- what panels read in a trajectory

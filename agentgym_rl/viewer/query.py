@@ -6,16 +6,18 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from agentgym_rl.viewer.goals import NO_GOAL, GoalFilter, Goals, passes
 from agentgym_rl.viewer.library import Library, natural
 from agentgym_rl.viewer.rows import Summary, decode
 
 _MAX_PAGE = 1000
 _NUM_SEARCHES = 16
+_UNLIMITED = float("inf")
 
 SortKey = Literal[
     "step",
@@ -33,8 +35,8 @@ SortKey = Literal[
 Limit = Annotated[float | None, Field(allow_inf_nan=False)]
 
 
-class Query(BaseModel):
-    """What the list is asked for; a filter that is None or empty lets all pass."""
+class Filters(BaseModel):
+    """Which trajectories are asked for, and which stretch of a list; a filter that is None or empty lets all pass."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -57,12 +59,34 @@ class Query(BaseModel):
     tokens_max: int | None = None
     text: str = Field("", max_length=500)
     """Somewhere in what was said or seen, upper and lower case alike."""
-    sort: SortKey = "step"
+    goal: GoalFilter | Literal[""] = ""
+    """What the panel says of the goal."""
     descending: bool = False
-    grouped: bool = False
-    """Members of a group together: groups in the order of the one of theirs that comes first."""
     offset: int = Field(0, ge=0)
     limit: int = Field(100, ge=1, le=_MAX_PAGE)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _names_are_known(cls, values: Any) -> Any:
+        """Raises ValueError that says what there is in the place of a name that there is not."""
+        known = cls.model_fields
+        for name in values if isinstance(values, dict) else ():
+            if name not in known:
+                ends = [end for end in (f"{name}_min", f"{name}_max") if end in known]
+                raise ValueError(f"{name}: no such parameter; there {_listed(ends or sorted(known))}")
+        return values
+
+
+class Query(Filters):
+    """What the list is asked for."""
+
+    sort: SortKey = "step"
+    grouped: bool = False
+    """Members of a group together: groups in the order of the one of theirs that comes first."""
+
+
+def _listed(names: list[str]) -> str:
+    return f"are {', '.join(names[:-1])} and {names[-1]}"
 
 
 class Page(msgspec.Struct):
@@ -73,20 +97,43 @@ class Page(msgspec.Struct):
     rows: list[Summary]
 
 
+class Filtered(NamedTuple):
+    """Trajectories that pass the filters."""
+
+    rows: list[Summary]
+    unchecked: int
+    """So many more might pass: their panels have not been made yet."""
+
+
 def select(library: Library, query: Query, searches: Searches) -> list[Summary]:
     """All trajectories that pass the filters, in order."""
-    chosen = [summary for summary in library.summaries() if _passes(summary, query)]
-    if query.text:
-        found = searches.find(library, query.text, [summary.id for summary in chosen])
+    return select_within(library, query, searches, _UNLIMITED).rows
+
+
+def select_within(library: Library, query: Query, searches: Searches, budget_s: float) -> Filtered:
+    """Those that pass, in order; a filter that needs panels makes them for at most about ``budget_s`` seconds."""
+    rows, unchecked = filtered(library, query, searches, budget_s)
+    return Filtered(_ordered(rows, query), unchecked)
+
+
+def filtered(library: Library, filters: Filters, searches: Searches, budget_s: float) -> Filtered:
+    """Those that pass, in the library's order. The filters that cost most see what the others have let pass."""
+    chosen = [summary for summary in library.summaries() if _passes(summary, filters)]
+    if filters.text:
+        found = searches.find(library, filters.text, [summary.id for summary in chosen])
         chosen = [summary for summary in chosen if summary.id in found]
-    return _ordered(chosen, query)
+    if not filters.goal:
+        return Filtered(chosen, 0)
+    goals = searches.goals.find(library, chosen, budget_s)
+    passed = [summary for summary in chosen if passes(summary, goals.get(summary.id, NO_GOAL), filters.goal)]
+    return Filtered(passed, len(chosen) - len(goals))
 
 
 def page_of(rows: list[Summary], query: Query) -> Page:
     return Page(len(rows), query.offset, rows[query.offset : query.offset + query.limit])
 
 
-def _passes(summary: Summary, query: Query) -> bool:
+def _passes(summary: Summary, query: Filters) -> bool:
     return (
         (not query.run or summary.run in query.run)
         and (not query.phase or summary.phase == query.phase)
@@ -164,6 +211,7 @@ class Searches:
     """Text searches in the files, which are remembered, so that paging and a growing run read only what is new."""
 
     def __init__(self) -> None:
+        self.goals = Goals()
         self._results: OrderedDict[str, dict[str, bool]] = OrderedDict()
         self._lock = threading.Lock()
 

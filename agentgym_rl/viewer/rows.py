@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
+
+from agentgym_rl.types import StopReason
+
+_FAULTS = frozenset(reason.value for reason in StopReason if reason.is_fault)
 
 
 class NotATrajectory(Exception):
@@ -71,6 +76,11 @@ class Summary(msgspec.Struct, frozen=True, gc=False):
     duration_s: float
     error: str
 
+    @property
+    def is_fault(self) -> bool:
+        """True for what counts in no average."""
+        return self.stop_reason in _FAULTS
+
 
 _decoder = msgspec.json.Decoder(_Row)
 _turn_counter = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
@@ -108,6 +118,12 @@ def summarise(line: bytes, *, id: str, run: str, phase: str, step: int | None) -
         duration_s=row.duration_s,
         error=row.error,
     )
+
+
+def mean(values: Iterable[float | None]) -> float | None:
+    """The mean of those that are known; None for none."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
 
 
 def decode(line: bytes, decoder: msgspec.json.Decoder[Any]) -> Any:

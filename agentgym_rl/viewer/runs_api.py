@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from agentgym_rl.viewer.answers import json_answer, not_found
 from agentgym_rl.viewer.library import Library
-from agentgym_rl.viewer.rows import Summary
+from agentgym_rl.viewer.rows import Summary, mean
 
 REFRESH_BUDGET_S = 0.2
 """How long a request may read files before it answers with what is known."""
@@ -71,6 +71,7 @@ def _runs(library: Library, by_run: dict[str, list[Summary]]) -> list[dict[str, 
 def _run(library: Library, run: str, summaries: Sequence[Summary], modified_at: float) -> dict[str, Any]:
     metrics = library.metrics(run)
     rows = [] if metrics is None else metrics.rows
+    own = [s for s in summaries if s.phase == "train"] or summaries
     return {
         "name": run,
         "title": library.root.name if run == "." else run,
@@ -80,17 +81,17 @@ def _run(library: Library, run: str, summaries: Sequence[Summary], modified_at: 
         "tasks": sorted({s.task for s in summaries} - {""}),
         "phases": dict(Counter(s.phase for s in summaries)),
         "stop_reasons": dict(Counter(s.stop_reason for s in summaries)),
-        "score_mean": _last(rows, "rollout/score_mean", [s.score for s in summaries]),
-        "success_mean": _last(rows, "rollout/success_mean", [s.success for s in summaries]),
+        "score_mean": mean(s.score for s in own if not s.is_fault),
+        "success_mean": mean(s.success for s in own if not s.is_fault),
+        "last_score_mean": _last(rows, "rollout/score_mean"),
+        "last_success_mean": _last(rows, "rollout/success_mean"),
         "modified_at": modified_at,
     }
 
 
-def _last(rows: Sequence[dict[str, Any]], key: str, values: Iterable[float | None]) -> float | None:
-    """The last value in the metrics, or without them the mean over the trajectories."""
-    if rows:
-        return next((row[key] for row in reversed(rows) if isinstance(row.get(key), int | float)), None)
-    return _mean(values)
+def _last(rows: Sequence[dict[str, Any]], key: str) -> float | None:
+    """The last value in the metrics; None for none."""
+    return next((row[key] for row in reversed(rows) if isinstance(row.get(key), int | float)), None)
 
 
 def _rows_of(library: Library, run: str) -> list[dict[str, Any]]:
@@ -108,17 +109,12 @@ def _step_metrics(summaries: Sequence[Summary]) -> dict[str, Any]:
     sound = [summary for summary in summaries if summary.score is not None]
     return {
         "rollout/trajectories": len(summaries),
-        "rollout/score_mean": _mean(s.score for s in sound),
-        "rollout/success_mean": _mean(s.success for s in sound),
-        "rollout/turns_mean": _mean(s.turns for s in sound),
+        "rollout/score_mean": mean(s.score for s in sound),
+        "rollout/success_mean": mean(s.success for s in sound),
+        "rollout/turns_mean": mean(s.turns for s in sound),
         "rounds/max_rounds": max(s.max_rounds for s in summaries),
         **{f"rollout/stop/{reason}": count / len(summaries) for reason, count in stops.items() if reason},
     }
-
-
-def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
 
 
 def _number(value: Any) -> float | None:

@@ -10,11 +10,15 @@ from fastapi import Query as QueryString
 from starlette.responses import Response
 
 from agentgym_rl.viewer.answers import json_answer, not_found
+from agentgym_rl.viewer.items import ItemQuery, item_rows, with_goals
 from agentgym_rl.viewer.library import Library
-from agentgym_rl.viewer.query import Query, Searches, group_of, page_of, select
+from agentgym_rl.viewer.query import Query, Searches, filtered, group_of, page_of, select_within
 from agentgym_rl.viewer.records import record_of
 from agentgym_rl.viewer.rows import Summary
 from agentgym_rl.viewer.runs_api import REFRESH_BUDGET_S, state
+
+PANELS_BUDGET_S = 0.3
+"""How long a request may make panels before it answers with those that are known."""
 
 
 def make_router(library: Library) -> APIRouter:
@@ -25,8 +29,19 @@ def make_router(library: Library) -> APIRouter:
     def trajectories(query: Annotated[Query, QueryString()]) -> Response:
         """A page of the list, see `Query`."""
         library.refresh(REFRESH_BUDGET_S)
-        page = page_of(select(library, query, searches), query)
-        return json_answer({**state(library), **msgspec.structs.asdict(page)})
+        rows, unchecked = select_within(library, query, searches, PANELS_BUDGET_S)
+        return json_answer({**state(library), "unchecked": unchecked, **msgspec.structs.asdict(page_of(rows, query))})
+
+    @router.get("/items")
+    def items(query: Annotated[ItemQuery, QueryString()]) -> Response:
+        """A page of the items that the trajectories of the same filters are about, see `ItemQuery`."""
+        library.refresh(REFRESH_BUDGET_S)
+        summaries, unchecked = filtered(library, query, searches, PANELS_BUDGET_S)
+        rows = item_rows(summaries, query)
+        shown = with_goals(library, rows[query.offset : query.offset + query.limit], searches.goals)
+        return json_answer(
+            {**state(library), "unchecked": unchecked, "total": len(rows), "offset": query.offset, "rows": shown}
+        )
 
     @router.get("/facets")
     def facets(run: str = "") -> Response:
@@ -43,13 +58,14 @@ def make_router(library: Library) -> APIRouter:
             raise not_found("trajectory", id)
         group = [each for each in library.summaries() if group_of(each) == group_of(summary)]
         group.sort(key=lambda each: (each.sample_index, each.trial, each.id))
+        record = _record(library, summary, row)
         about = {"summary": summary, "place": library.place_of(id), "group": group}
-        return json_answer(about | _record(library, summary, row))
+        return json_answer(about | {"goal": searches.goals.of(library, summary)} | record)
 
     @router.get("/trajectories/{id}/neighbours")
     def neighbours(id: str, query: Annotated[Query, QueryString()]) -> Response:
         """Where a trajectory stands in a list: its position, counted from 1, and the ids before and after it."""
-        rows = select(library, query, searches)
+        rows, _ = select_within(library, query, searches, PANELS_BUDGET_S)
         return json_answer(_neighbours([row.id for row in rows], id))
 
     @router.get("/trajectories/{id}/raw")

@@ -41,7 +41,7 @@ def panel(trajectory: Trajectory) -> Panel:
     goal = match[1] if (match := _GOAL.search(first_observation(trajectory))) else ""
     replayed = _replayed(trajectory, seen)
     drawn = [_view_frame(text) for text in seen[len(replayed) :]]
-    return Panel((*replayed, *drawn), always=(Text(goal, "Goal"),), note=_note(len(replayed), len(seen)))
+    return Panel((*replayed, *drawn), always=(Text(goal, "Goal"),), note=_note(len(replayed), len(seen)), goal=goal)
 
 
 def _note(replayed: int, total: int) -> str:

@@ -57,7 +57,7 @@ def panel(trajectory: Trajectory) -> Panel:
         known = _after(known, observation)
         frames.append(_frame(known, scores, number))
     task, _, _ = first_observation(trajectory).partition("\n\n")
-    return Panel(tuple(frames), always=(Text(task, "Task"),), note="Read from what the agent was told.")
+    return Panel(tuple(frames), always=(Text(task, "Task"),), note="Read from what the agent was told.", goal=task)
 
 
 def _scores(trajectory: Trajectory) -> tuple[float, ...]:

@@ -26,7 +26,7 @@ def panel(trajectory: Trajectory) -> Panel:
     frames = tuple(
         _frame(question, trajectory.turns, moves, number, marked, tone) for number in range(len(trajectory.turns) + 1)
     )
-    return Panel(frames, always=(_answers(trajectory, right, given),), note=_note(right, given))
+    return Panel(frames, always=(_answers(trajectory, right, given),), note=_note(right, given), goal=question)
 
 
 def _note(right: Sequence[str], given: str) -> str:

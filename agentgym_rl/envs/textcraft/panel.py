@@ -62,7 +62,7 @@ def panel(trajectory: Trajectory) -> Panel:
     frames = tuple(
         _frame(tree, inventory, inventories[max(0, number - 1)]) for number, inventory in enumerate(inventories)
     )
-    return Panel(frames, always=(_command_table(commands, tree, planner),))
+    return Panel(frames, always=(_command_table(commands, tree, planner),), goal=goal)
 
 
 # ------------------------------------------------------------------------------------------------------------- reading
@@ -191,7 +191,7 @@ def _frame(tree: _Step | None, held: Counter[str], before: Counter[str]) -> tupl
         return (inventory,)
     node = _node(tree, Counter(held), is_done=False)
     reached, total = _count_done(node)
-    return Meter(reached, total, "Parts of the goal at hand"), Tree((node,), "Way to the goal"), inventory
+    return Meter(reached, total, "Parts of the goal at hand", is_goal=True), Tree((node,), "Way to the goal"), inventory
 
 
 def _node(step: _Step, free: Counter[str], *, is_done: bool) -> Node:

@@ -56,7 +56,9 @@ def panel(trajectory: Trajectory) -> Panel:
     actions = [
         written_action(turn.text) or action for turn, action in zip(trajectory.turns, asked(trajectory), strict=True)
     ]
-    return Panel(tuple(_frame(*frame) for frame in zip(seen, [*actions, ""], told, strict=True)))
+    opening = _PARTS.fullmatch(seen[0].strip())
+    frames = tuple(_frame(*frame) for frame in zip(seen, [*actions, ""], told, strict=True))
+    return Panel(frames, goal=opening["objective"] if opening else "")
 
 
 def _frame(text: str, following: str, state: object) -> tuple[Block, ...]:

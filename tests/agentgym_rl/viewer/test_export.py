@@ -90,6 +90,7 @@ def test_a_trajectory_as_a_file_shows_turns_and_world_by_keys_and_asks_nobody(
         page.goto(file.as_uri())
         expect(page.locator("h1")).to_contain_text("babyai_7 · train step 4, sample 0")
         expect(page.locator(".turn")).to_have_count(2)
+        expect(page.locator(".turn h4")).to_have_text(["assistant", "observation"] * 2)
         agent = page.locator("svg.grid g.thing path.body").last
         before = agent.get_attribute("transform")
         page.keyboard.press("ArrowRight")

@@ -151,6 +151,7 @@ def test_every_page_is_accessible(browser: Browser, run: Path, scheme: str) -> N
             ("#/runs", "tbody a"),
             ("#/run/.", ".chart canvas"),
             ("#/trajectories?grouped=true", "a.open"),
+            ("#/items?run=.", "tbody a"),
             (f"#/trajectory/{id}?turn=1", "section.present"),
             (f"#/trajectory/{id}?view=tokens", ".token"),
             (f"#/trajectory/{id}?view=raw", ".raw section"),
@@ -167,7 +168,7 @@ def test_every_page_is_accessible(browser: Browser, run: Path, scheme: str) -> N
 def test_a_narrow_window_and_a_wide_one_need_no_sideways_scrolling(browser: Browser, run: Path) -> None:
     library = Library(run)
     library.refresh()
-    addresses = ("#/runs", "#/run/.", "#/trajectories", f"#/trajectory/{library.summaries()[0].id}")
+    addresses = ("#/runs", "#/run/.", "#/trajectories", "#/items?run=.", f"#/trajectory/{library.summaries()[0].id}")
     with viewing(browser, run) as watched:
         for width in (700, 1280, 2560):
             watched.page.set_viewport_size({"width": width, "height": 900})
@@ -478,6 +479,39 @@ def test_a_failure_is_compared_with_a_success_of_its_group(browser: Browser, tmp
         page.get_by_role("link", name="2 of 3 in the group succeeded: compare with sample 2.").click()
         expect(page).to_have_url(re.compile(r"#/compare\?left=\w+-0&right=\w+-2$"))
         expect(page.locator(".compared").first).to_be_visible()
+
+
+def test_a_goal_that_was_reached_and_not_paid_is_pointed_to(browser: Browser, tmp_path: Path) -> None:
+    opening = "Crafting commands:\ncraft 2 stick using 1 plank\n\nGoal: craft stick."
+    turns = [
+        ("I fetch.", "get 1 plank", "Got 1 plank"),
+        ("I craft.", "craft 2 stick using 1 plank", "Crafted 2 minecraft:stick"),
+        LOOK,
+    ]
+    rows = [make_trajectory(8), make_trajectory(9, turns=turns, opening=opening)]
+    rows.append(make_trajectory(9, sample=1, turns=turns[:1], opening=opening, success=True, score=1.0))
+    write_rows(tmp_path / "trajectories/step1/0.jsonl", rows)
+    with viewing(browser, tmp_path) as watched:
+        page = watched.page
+        go(page, "#/run/.")
+        page.get_by_role("link", name="by item", exact=True).click()
+        item = page.get_by_role("row", name="textcraft_9")
+        expect(item.get_by_role("cell")).to_have_text(["stick", "2", "50%", "0.5", "1", "0"])
+        assert_accessible(page)
+        page.get_by_role("button", name="Tries").click()
+        expect(page).to_have_url(re.compile("sort=tries"))
+        item.get_by_role("link").click()
+        expect(page.locator("tr:has(a.open)")).to_have_count(2)
+        page.get_by_label("Goal, by the panel").select_option("contradicted")
+        page.get_by_label("Item", exact=True).fill("")
+        expect(page.locator("tr:has(a.open)")).to_have_count(2)
+        first_row(page).click()
+        findings = page.get_by_role("list", name="What stands out")
+        expect(findings).to_contain_text("The panel shows the goal as reached after turn 2, but there is no success")
+        findings.get_by_role("link", name="goal as reached").click()
+        expect(page.locator("section.present")).to_have_attribute("aria-label", "Turn 2")
+        page.get_by_role("link", name="sample 1: 1").click()
+        expect(findings).to_contain_text("A success, but the panel shows the goal as reached at no turn.")
 
 
 def test_a_fault_says_what_went_wrong(browser: Browser, tmp_path: Path) -> None:

@@ -11,10 +11,11 @@ export function findings(record) {
   return [...inTurns, ...besideOthers(record)];
 }
 
-function inOne({ summary, turns, messages }) {
+function inOne({ summary, turns, messages, goal }) {
   const actions = turns.map((turn) => actionOf(messages, turn));
   const found = [
     isFault(summary) ? ["A fault: it is not trained on and counts in no average.", null] : null,
+    contradiction(summary, turns, goal),
     summary.max_rounds > 0 && turns.length === summary.max_rounds && summary.stop_reason === "max_rounds"
       ? [`All ${summary.max_rounds} turns of the horizon were used.`, turns.length]
       : null,
@@ -25,6 +26,16 @@ function inOne({ summary, turns, messages }) {
     lastReward(turns),
   ];
   return found.filter(Boolean);
+}
+
+/** The environment's panel follows its words, the result its rewards: where the two differ, one of them is wrong. */
+function contradiction(summary, turns, goal) {
+  if (isFault(summary) || summary.success === null || !goal.is_followed) return null;
+  const at = goal.reached_at;
+  if (summary.success && at === null) return ["A success, but the panel shows the goal as reached at no turn.", turns.length || null];
+  if (summary.success || at === null) return null;
+  const reward = at ? `turn ${at} was paid ${turns[at - 1].reward ?? "nothing"}` : "before any turn";
+  return [`The panel shows the goal as reached ${at ? `after turn ${at}` : "at the start"}, but there is no success: ${reward}.`, at || null];
 }
 
 /** Of a failure: whether others of its group succeeded, the shortest of whom it can be compared with. */

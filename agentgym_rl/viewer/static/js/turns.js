@@ -21,7 +21,7 @@ export function turnsView({ messages, turns }) {
   const element = h(
     "div",
     { class: "turns" },
-    h("details", { open: !turns.length }, h("summary", {}, "Before the first turn"), opening.map(drawMessage)),
+    h("details", { open: !turns.length }, h("summary", {}, "Before the first turn"), opening.map((message) => drawMessage(message))),
     sections,
   );
   return { element, sections, select, selected: () => marked };
@@ -46,19 +46,20 @@ export function outcomeFacts({ score, success, stop_reason, turns, tokens, polic
 function drawTurn(turn, index, messages, end) {
   const own = turn.message === null ? [] : messages.slice(turn.message, end);
   // The last answer of the environment is told by the turn alone.
-  const unsaid = own.length < 2 && turn.observation ? h("div", { class: "said observation" }, h("h4", {}, "observation"), h("p", { class: "words" }, turn.observation)) : null;
+  const unsaid = own.length < 2 && turn.observation ? [{ role: "user", pieces: [["observation", turn.observation]] }] : [];
   return h(
     "section",
     { class: "turn", id: `turn-${index + 1}`, "aria-label": `Turn ${index + 1}` },
     h("h3", {}, `Turn ${index + 1}`, turn.reward ? h("span", { class: "badge" }, `reward ${turn.reward}`) : null),
-    own.map(drawMessage),
-    unsaid,
+    [...own, ...unsaid].map((message) => drawMessage(message, message.role !== "assistant")),
   );
 }
 
-function drawMessage({ role, pieces, aside }) {
+/** `isAnswer`: it follows a turn, so that it is the environment's also where its parts are not told. */
+function drawMessage({ role, pieces, aside }, isAnswer = false) {
   const [speaker] = role.split(" ");
-  return h("div", { class: ROLES.has(speaker) ? `message ${speaker}` : "message" }, h("h4", {}, aside ?? role), h("p", { class: "words" }, pieces.map(drawPiece)));
+  const isSeen = isAnswer || pieces.some(([kind]) => kind === "observation");
+  return h("div", { class: ROLES.has(speaker) ? `message ${speaker}` : "message" }, h("h4", {}, aside ?? (isSeen ? "observation" : role)), h("p", { class: "words" }, pieces.map(drawPiece)));
 }
 
 function drawPiece([kind, text]) {

@@ -2,6 +2,7 @@
 
 import "./runs.js";
 import "./trajectories.js";
+import "./items.js";
 import "./run.js";
 import "./trajectory.js";
 import "./compare.js";

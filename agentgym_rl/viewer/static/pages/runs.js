@@ -32,7 +32,7 @@ async function show({ main, signal }) {
 
 function columns() {
   const names = ["Run", "Tasks"];
-  const numbers = ["Last step", "Trajectories", "Score", "Success"];
+  const numbers = ["Last step", "Trajectories", "Score, last step", "Success, last step", "Score, all", "Success, all"];
   return [
     names.map((name) => h("th", { scope: "col" }, name)),
     numbers.map((name) => h("th", { scope: "col", class: "number" }, name)),
@@ -48,6 +48,8 @@ function row(run) {
     h("td", {}, run.tasks.join(", ")),
     h("td", { class: "number" }, isTraining(run) ? (run.last_step ?? "–") : "–"),
     h("td", { class: "number" }, h("a", { href: link("trajectories", "", { run: run.name }) }, run.num_trajectories)),
+    h("td", { class: "number" }, score(run.last_score_mean)),
+    h("td", { class: "number" }, percent(run.last_success_mean)),
     h("td", { class: "number" }, score(run.score_mean)),
     h("td", { class: "number" }, percent(run.success_mean)),
     h("td", {}, ago(run.modified_at)),
@@ -56,5 +58,5 @@ function row(run) {
 
 function emptyRow() {
   const text = "No runs here: a run is a folder with metrics.jsonl or with trajectory files (.jsonl).";
-  return h("tr", {}, h("td", { colspan: 7 }, text));
+  return h("tr", {}, h("td", { colspan: 9 }, text));
 }

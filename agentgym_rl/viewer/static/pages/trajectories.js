@@ -14,7 +14,10 @@ const PAGE = 100;
 const TYPING_MS = 250;
 const FILTERS = [
   "run", "phase", "task", "item", "uid", "step_min", "step_max", "score_min", "score_max", "success", "stop",
-  "turns_min", "turns_max", "tokens_min", "tokens_max", "text", "grouped",
+  "turns_min", "turns_max", "tokens_min", "tokens_max", "text", "goal", "grouped",
+];
+const GOALS = [
+  ["reached", "reached"], ["unreached", "not reached"], ["contradicted", "other than the result"],
 ];
 const COLUMNS = [
   ["step", "Step", true], ["item_id", "Item", false], ["uid", "Sample", false], ["score", "Score", true],
@@ -44,7 +47,7 @@ async function show({ main, parameters, setParameters, signal }) {
       list.draw(shown.rows, query, sortBy);
       fill(pager, pages());
     }
-    return !answer.is_complete;
+    return !answer.is_complete || answer.unchecked > 0;
   };
   const loadAll = async () => {
     while (await load());
@@ -78,6 +81,7 @@ async function show({ main, parameters, setParameters, signal }) {
       h("span", { class: "total" }, shown.total ? `${number(shown.offset + 1)}–${number(last)} of ${number(shown.total)}` : "0"),
       h("button", { type: "button", disabled: shown.offset === 0, on: { click: () => turnPage(-1) } }, "Previous page"),
       h("button", { type: "button", disabled: last >= shown.total, on: { click: () => turnPage(1) } }, "Next page"),
+      h("a", { href: link("items", "", { ...query, sort: [], descending: [], offset: [], grouped: [] }) }, "By item"),
       h("a", { href: link("export", "", query) }, "Export these …"),
     ];
   };
@@ -129,6 +133,7 @@ function filterForm(query, facets, onChange) {
     range("step", "Step"),
     range("score", "Score"),
     choice("success", "Success", [["true", "yes"], ["false", "no"]]),
+    choice("goal", "Goal, by the panel", GOALS),
     choice("stop", "Ended by", facets.stop_reasons.map((name) => [name, name || "unknown"])),
     range("turns", "Turns"),
     range("tokens", "Tokens"),
