@@ -17,36 +17,43 @@ _CONNECT_S = 3.0
 _ANSWER_S = 10.0
 
 
-def check_server(env_addr: str | Sequence[str], task: str, *, wait_s: float = 0.0) -> None:
-    """Return when servers of ``task`` answer at every address of ``env_addr``.
+def check_server(
+    env_addr: str | Sequence[str], task: str, *, wait_s: float = 0.0, user: str = "this run"
+) -> int | None:
+    """Return when servers of ``task`` answer at every address of ``env_addr``: how many items all of them have, None
+    where one does not say.
 
-    ``wait_s``: seconds to wait for them to come up. Raises `EnvUnreachable`, in one line with the command that starts a
-    server, and `ConfigError` when an address is no URL, leads to another task or to no environment, or wants a token.
-    With several servers all are asked side by side; the error is that of the first that is wrong and names the others.
+    ``wait_s``: seconds to wait for them to come up. ``user``: who wants the task, for messages.
+    Raises `EnvUnreachable`, in one line with the command that starts a server, and `ConfigError` when an address is no
+    URL, leads to another task or to no environment, or wants a token. With several servers all are asked side by side;
+    the error is that of the first that is wrong and names the others.
     """
     addresses = parse_addresses(env_addr)
     with ThreadPoolExecutor(len(addresses)) as threads:
-        errors = list(threads.map(lambda address: _error_of(address, task, wait_s), addresses))
-    wrong = [(address, error) for address, error in zip(addresses, errors, strict=True) if error is not None]
+        answers = list(threads.map(lambda address: _look(address, task, wait_s, user), addresses))
+    wrong = [(address, a) for address, a in zip(addresses, answers, strict=True) if isinstance(a, AgentGymError)]
     if not wrong:
-        return
+        counts = [answer for answer in answers if isinstance(answer, int)]
+        return min(counts) if len(counts) == len(addresses) else None
     error = wrong[0][1]
     if len(wrong) > 1:
         error = type(error)(f"{error} (also wrong: {', '.join(address for address, _ in wrong[1:])})")
     raise error
 
 
-def _error_of(address: str, task: str, wait_s: float) -> AgentGymError | None:
+def _look(address: str, task: str, wait_s: float, user: str) -> int | AgentGymError | None:
+    """How many items a server says it has, or what is wrong with it."""
     connection = Connection(address, timeout_s=_ANSWER_S, max_retries=0, connect_timeout_s=_CONNECT_S)
     try:
         health = _first_answer(connection, task, wait_s)
         _check_path(connection)
-        _check_task(health, connection, task)
+        _check_task(health, connection, task, user)
     except AgentGymError as error:
         return error
     finally:
         connection.close()
-    return None
+    items = health.content.get("items") if health is not None and isinstance(health.content, dict) else None
+    return items if isinstance(items, int) else None
 
 
 def _first_answer(connection: Connection, task: str, wait_s: float) -> Reply | None:
@@ -88,13 +95,13 @@ def _check_path(connection: Connection) -> None:
         raise ConfigError(f"{where}: {connection.base_url}/step is not found: is the path behind the host right?")
 
 
-def _check_task(health: Reply | None, connection: Connection, task: str) -> None:
+def _check_task(health: Reply | None, connection: Connection, task: str, user: str) -> None:
     """A server of this project says its name in ``/health``; of any other, what ``/`` says is looked at."""
     where = f"agentgym.env_addr={connection.base_url}"
     if health is not None and isinstance(health.content, dict) and "environment" in health.content:
         served = health.content["environment"]
         if served != task:
-            raise ConfigError(f"{where}: serves {served!r}, this run is for {task!r}")
+            raise ConfigError(f"{where}: serves {served!r}, {user} is for {task!r}")
         return
     try:
         root = connection.get("")
@@ -107,4 +114,4 @@ def _check_task(health: Reply | None, connection: Connection, task: str) -> None
     greeting = str(root.content).lower()
     others = [name for name in known_tasks() if name in greeting and task not in greeting]
     if others:
-        raise ConfigError(f"{where}: serves {others[0]!r}, this run is for {task!r}")
+        raise ConfigError(f"{where}: serves {others[0]!r}, {user} is for {task!r}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,54 @@ def _load_as(key: str, path: str, tasks: str | Sequence[str]) -> list[Item]:
         raise ConfigError(f"{key}: {error}") from error
 
 
+@dataclass(frozen=True)
+class ItemList:
+    """The items of a run, with where they come from."""
+
+    key: str
+    """What the configuration calls it."""
+    given: str | Sequence[str | None]
+    """As `load_task_items` takes it."""
+    items: tuple[Item, ...]
+    tasks: tuple[str, ...]
+
+    @classmethod
+    def load(cls, key: str, given: str | Sequence[str | None], tasks: Sequence[str]) -> ItemList:
+        """Read it; raises `ConfigError` as `load_task_items`, and for an item that its task is known not to have."""
+        found = cls(key, given, tuple(load_task_items(key, given, tasks)), tuple(tasks))
+        for task in tasks:
+            found.check_range(task, None, owner="the environment")
+        return found
+
+    def check_range(self, task: str, served: int | None, *, owner: str) -> None:
+        """Refuse items that a task does not have, with file, row and what is allowed.
+
+        ``served``: number of items that the task's server says it has, if it does. ``owner``: who has so many.
+        """
+        from agentgym_rl.envs.registry import get_spec
+
+        most = get_spec(task).most_items(served)
+        own = [item for item in self.items if item.task == task and not item.game]
+        outside = [] if most is None else [item for item in own if item.index >= most]
+        if outside:
+            raise ConfigError(
+                f"{self.key}: {self._place_of(outside[0])}: item_id {outside[0].item_id!r} does not exist: {owner} has "
+                f"{task}_0 to {task}_{(most or 0) - 1} ({len(outside)} of {len(own)} items are outside)"
+            )
+
+    def _place_of(self, item: Item) -> str:
+        """File and row of an item."""
+        if isinstance(self.given, str):
+            path, tasks = Path(self.given), self.tasks
+        else:
+            path, tasks = Path(self.given[self.tasks.index(item.task)] or ""), (item.task,)
+        for file in _files(path, tasks) if path.is_dir() else [path]:
+            for number, row in enumerate(_rows(file), start=1):
+                if _item(row, tasks, "").item_id == item.item_id:
+                    return f"{file} row {number}"
+        return str(path)  # somebody changes it meanwhile
+
+
 def overlap(items: Iterable[Item], others: Iterable[Item]) -> list[str]:
     """Ids of the items that stand in both lists, in the order of ``items``."""
     ids = {item.item_id for item in others}
@@ -71,11 +119,9 @@ def overlap(items: Iterable[Item], others: Iterable[Item]) -> list[str]:
 
 def _load_folder(folder: Path, tasks: Sequence[str]) -> list[Item]:
     """All items of a folder, in the order of ``<task>_test`` and then of the category files."""
-    files = sorted(path for path in folder.iterdir() if path.suffix in _SUFFIXES)
-    whole = {f"{task}_test" for task in tasks}
     found: dict[str, Item] = {}
-    for path in sorted(files, key=lambda path: path.stem not in whole):
-        category = "" if path.stem in whole else path.stem
+    for path in _files(folder, tasks):
+        category = "" if path.stem in _whole(tasks) else path.stem
         for item in _load_file(path, tasks):
             earlier = found.get(item.item_id, item)
             if earlier.category not in ("", item.category) and category:
@@ -84,6 +130,17 @@ def _load_folder(folder: Path, tasks: Sequence[str]) -> list[Item]:
                 )
             found[item.item_id] = replace(item, category=category)
     return list(found.values())
+
+
+def _files(folder: Path, tasks: Sequence[str]) -> list[Path]:
+    """Those of all items first."""
+    files = sorted(path for path in folder.iterdir() if path.suffix in _SUFFIXES)
+    return sorted(files, key=lambda path: path.stem not in _whole(tasks))
+
+
+def _whole(tasks: Sequence[str]) -> set[str]:
+    """Stems of the files that list all items of a task."""
+    return {f"{task}_test" for task in tasks}
 
 
 def _load_file(path: Path, tasks: Sequence[str]) -> list[Item]:

@@ -5,6 +5,7 @@ The rules are asked in process; sessions, concurrency and leaks through a real s
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import os
@@ -47,6 +48,7 @@ _CYCLES = 30
 """Sessions that the check for leaks opens and closes."""
 _CLIENTS = 4
 _SHOWN = 200
+_ITEMS_SHOWN = 10
 _DETERMINISM = "determinism by index"
 _INLINE_S = 0.01
 """What a call of an environment that is ``runs_inline`` may take: every session of the server waits for it."""
@@ -92,14 +94,23 @@ class Moment:
 
 
 def check_environment(
-    spec: EnvSpec, items: Sequence[int], *, steps: int = 20, call_timeout_s: float = 60.0
+    spec: EnvSpec,
+    items: Sequence[int],
+    *,
+    steps: int = 20,
+    call_timeout_s: float = 60.0,
+    expert_items: Sequence[int] = (),
+    expert_s: float = 2.0,
 ) -> Iterator[CheckResult]:
     """Run every check on ``items``, with at most ``steps`` actions in an episode; yields results as they come.
+
+    ``expert_items``: what the expert plays in this order after ``items``, as long as its play takes less than
+    ``expert_s`` seconds.
 
     What has one cause is told once; later checks that meet it name the first. A call that gives no answer within
     ``call_timeout_s`` fails its check and ends the iteration: nothing can end the call itself.
     """
-    checker = _Checker(spec, items, steps)
+    checker = _Checker(spec, items, steps, expert_items=expert_items, expert_s=expert_s)
     results: queue.SimpleQueue[CheckResult | None] = queue.SimpleQueue()
     threading.Thread(target=checker.run, args=(results.put,), name=f"check-{spec.name}", daemon=True).start()
     while True:
@@ -144,6 +155,18 @@ def sample_items(num_items: int, count: int = 5) -> list[int]:
     return sorted({round(position * (num_items - 1) / max(1, count - 1)) for position in range(count)})
 
 
+def spread_items(num_items: int, count: int = 100) -> list[int]:
+    """``count`` indices, one drawn from each of as many equal parts of all, in an order spread from its beginning on.
+
+    Drawn, because equal distances would miss what happens at every tenth item. The same for the same arguments.
+    """
+    dice, count = random.Random(0), min(count, num_items)
+    bounds = [position * num_items // count for position in range(count + 1)]
+    items = [dice.randrange(low, high) for low, high in itertools.pairwise(bounds)]
+    dice.shuffle(items)
+    return items
+
+
 def random_actions(environment: Environment, example: str, seed: int) -> Iterator[str]:
     """Actions drawn from what the environment lists, or its example; the same for the same seed."""
     dice = random.Random(seed)
@@ -153,10 +176,14 @@ def random_actions(environment: Environment, example: str, seed: int) -> Iterato
 
 
 class _Checker:
-    def __init__(self, spec: EnvSpec, items: Sequence[int], steps: int) -> None:
+    def __init__(
+        self, spec: EnvSpec, items: Sequence[int], steps: int, *, expert_items: Sequence[int], expert_s: float
+    ) -> None:
         self._spec = spec
         self._items = items
         self._steps = steps
+        self._further_items = expert_items
+        self._expert_s = expert_s
         self._told: dict[str, str] = {}
         """Cause of a failure -> the check that told it."""
         self._failed: set[str] = set()
@@ -273,19 +300,53 @@ class _Checker:
         return f"item {item}"
 
     def _rewards(self) -> str:
-        scores = []
         with self._environment() as environment:
-            for item in self._items:
-                self._reset(environment, item)
-                episode = [moment for _, moment in self._best_episode(environment, item)]
-                scores.append(score_of(self._spec, episode))
-                if not scores[-1] <= self._spec.max_score + 1e-6:
-                    raise _Difference(f"item {item}: score {scores[-1]:g} is above max_score={self._spec.max_score:g}")
-        if self._spec.expert is None:
-            return f"random play scores {min(scores):g}..{max(scores):g}"
-        if max(scores) < self._spec.success_score - 1e-6:
-            raise _Difference(f"the expert scores {max(scores):g} at most, success is {self._spec.success_score:g}")
-        return f"the expert scores {min(scores):g}..{max(scores):g}"
+            if self._spec.expert is not None:
+                return self._expert_rewards(environment)
+            scores = [self._score(environment, item)[0] for item in self._items]
+        return f"random play scores {min(scores):g}..{max(scores):g}"
+
+    def _expert_rewards(self, environment: Environment) -> str:
+        """The expert plays many items: rewards that are wrong for some alone fail no other check."""
+        scores: dict[int, float] = {}
+        unsolved: dict[int, str] = {}
+        for item in self._expert_items():
+            score, num_actions = self._score(environment, item)
+            scores[item] = score
+            if score < self._spec.success_score - 1e-6:
+                unsolved[item] = f"item {item}: the expert scores {score:g} with {num_actions} actions"
+        if len(scores) - len(unsolved) < self._spec.expert_success * len(scores) - 1e-6:
+            raise _Difference(self._unsolved(unsolved, len(scores)))
+        solved = f"{len(scores) - len(unsolved)} of {len(scores)} items"
+        return f"the expert solves {solved}, scores {min(scores.values()):g}..{max(scores.values()):g}"
+
+    def _expert_items(self) -> Iterator[int]:
+        """The items of all checks, then further ones while the time for them lasts."""
+        end = time.monotonic() + self._expert_s
+        yield from self._items
+        for item in self._further_items:
+            if time.monotonic() >= end:
+                return
+            if item not in self._items:
+                yield item
+
+    def _unsolved(self, unsolved: dict[int, str], num_played: int) -> str:
+        first, others = next(iter(unsolved.values())), sorted(unsolved)[:_ITEMS_SHOWN]
+        more = ", ..." if len(unsolved) > len(others) else ""
+        return (
+            f"{first}, success is {self._spec.success_score:g}; {len(unsolved)} of {num_played} items are unsolved, "
+            f"{', '.join(map(str, others))}{more}; a share of {self._spec.expert_success:g} must be solved "
+            "(EnvSpec.expert_success)"
+        )
+
+    def _score(self, environment: Environment, item: int) -> tuple[float, int]:
+        """Score and number of actions of the best episode that can be played here."""
+        self._reset(environment, item)
+        episode = [moment for _, moment in self._best_episode(environment, item)]
+        score = score_of(self._spec, episode)
+        if not score <= self._spec.max_score + 1e-6:
+            raise _Difference(f"item {item}: score {score:g} is above max_score={self._spec.max_score:g}")
+        return score, len(episode)
 
     def _bad_actions(self) -> str:
         item = self._items[0]

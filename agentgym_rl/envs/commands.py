@@ -111,18 +111,30 @@ def add_check(subcommands: _Subcommands) -> None:
     parser.add_argument("--items", type=index, nargs="+", metavar="N", help="items to look at; default: five, spread")
     parser.add_argument("--steps", type=count, default=20, metavar="N", help="actions of an episode at most")
     parser.add_argument("--call-timeout", type=seconds, default=60.0, metavar="S", help="what one call may take")
+    parser.add_argument(
+        "--expert-success",
+        type=share,
+        metavar="SHARE",
+        help="least share of items, 0 to 1, that the expert must solve; default: the EnvSpec's. It plays --items, "
+        "by default as many as two seconds allow, up to 100",
+    )
     parser.set_defaults(run=_check)
 
 
 def _check(options: argparse.Namespace) -> int:
-    from agentgym_rl.envs.checking import Verdict, check_environment, sample_items
+    from agentgym_rl.envs.checking import Verdict, check_environment, sample_items, spread_items
     from agentgym_rl.envs.options import configured_spec
 
     spec = configured_spec(options)
+    if options.expert_success is not None:
+        spec = replace(spec, expert_success=options.expert_success)
     spec.data_version()
     items = options.items or sample_items(spec.num_items)
+    further = () if options.items else spread_items(spec.num_items)
     failed = 0
-    for result in check_environment(spec, items, steps=options.steps, call_timeout_s=options.call_timeout):
+    for result in check_environment(
+        spec, items, steps=options.steps, call_timeout_s=options.call_timeout, expert_items=further
+    ):
         print(f"{result.verdict:8} {result.name:40} {result.detail}", flush=True)
         failed += result.verdict == Verdict.FAILED
     print(f"{spec.title}: {f'{failed} checks failed' if failed else 'all checks passed'}")
@@ -209,6 +221,10 @@ def index(text: str) -> int:
 
 def seconds(text: str) -> float:
     return _number(text, float, 0.001, 1e9)
+
+
+def share(text: str) -> float:
+    return _number(text, float, 0, 1)
 
 
 def _number(text: str, kind: type[int] | type[float], low: float, high: float) -> float:

@@ -94,6 +94,11 @@ class EnvSpec:
     """Settings -> the spec that obeys them; its `settings` are these."""
     expert: Callable[[Any], list[str]] | None = None
     """Actions that reach the goal of a freshly reset environment; None where nobody can say."""
+    is_endless: bool = False
+    """True when `Environment.reset` takes every ``data_idx`` from 0 on, and `num_items` is only how many there are to
+    sample from. Otherwise item lists with others are refused before a run."""
+    expert_success: float = 1.0
+    """The least share of items that the expert solves, for ``agentgym-rl check``; below 1 where some cannot be."""
     panel: str = ""
     """``module:function`` of what the viewer shows beside an episode's turns, see `agentgym_rl.viewer.panel`; empty for
     nothing. The viewer alone loads it."""
@@ -107,6 +112,8 @@ class EnvSpec:
             raise ConfigError(f"environment {self.name!r}: {self.client.__name__}.task is {self.client.task!r}")
         if self.num_items < 1:
             raise ConfigError(f"environment {self.name!r}: num_items={self.num_items}, must be at least 1")
+        if not 0 <= self.expert_success <= 1:
+            raise ConfigError(f"environment {self.name!r}: expert_success={self.expert_success}, must be in 0..1")
         if (self.settings is None) != (self.configure is None):
             raise ConfigError(f"environment {self.name!r}: settings and configure go together")
         if self.isolation is not None and self.runs_inline:
@@ -120,6 +127,15 @@ class EnvSpec:
         if spec.settings != settings:
             raise ConfigError(f"environment {self.name!r}: configure lost its settings {settings!r}")
         return spec
+
+    def most_items(self, served: int | None = None) -> int | None:
+        """How many items a run may name; None where that is not known, or has no bound.
+
+        ``served``: what the run's server says. Without it, an environment with settings may have any number.
+        """
+        if self.is_endless or (served is None and self.settings is not None):
+            return None
+        return self.num_items if served is None else served
 
     @property
     def max_score(self) -> float:

@@ -19,7 +19,7 @@ from agentgym_rl.client.addresses import parse_addresses
 from agentgym_rl.client.capacity import read_capacity
 from agentgym_rl.client.check import check_server
 from agentgym_rl.client.servers import client_factory
-from agentgym_rl.data.items import load_task_items
+from agentgym_rl.data.items import ItemList
 from agentgym_rl.envs.registry import get_spec
 from agentgym_rl.errors import ConfigError
 from agentgym_rl.evaluation.report import Report
@@ -117,12 +117,12 @@ def evaluate_hosted(evaluation: HostedEvaluation) -> Report:
     Raises `ConfigError` for wrong input, a wrong key included, and `TooManyFailures`; what was played until then is
     there, and the same call goes on from it.
     """
-    items = load_task_items("--data", list(evaluation.data), list(evaluation.servers))
+    listed = ItemList.load("--data", list(evaluation.data), list(evaluation.servers))
     for task, addresses in evaluation.servers.items():
-        check_server(addresses, task)
+        listed.check_range(task, check_server(addresses, task), owner=f"the server at {', '.join(addresses)}")
     with contextlib.closing(Endpoint(evaluation.model)) as endpoint:
         endpoint.check_reachable()
-        _play_missing(evaluation, endpoint, items)
+        _play_missing(evaluation, endpoint, listed.items)
     report = report_on(evaluation.out)
     write_report(evaluation.out, report)
     print(report.table(), flush=True)

@@ -12,7 +12,7 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 
 from agentgym_rl.client.check import check_server
-from agentgym_rl.data.items import load_task_items, overlap
+from agentgym_rl.data.items import ItemList, overlap
 from agentgym_rl.envs.registry import get_spec
 from agentgym_rl.errors import ConfigError, EnvUnreachable
 from agentgym_rl.types import Item
@@ -44,6 +44,19 @@ class RunItems:
 
     train: tuple[Item, ...]
     val: tuple[Item, ...]
+    lists: tuple[ItemList, ...] = ()
+    """Where they come from."""
+
+    @classmethod
+    def load(
+        cls, tasks: Sequence[str], train_file: str | Sequence[str], val_file: str | Sequence[str] | None
+    ) -> RunItems:
+        """Read them; raises `ConfigError`."""
+        train = ItemList.load("data.train_file", train_file, tasks)
+        if not val_file:
+            return cls(train.items, (), (train,))
+        val = ItemList.load("data.val_file", val_file, tasks)
+        return cls(train.items, val.items, (train, val))
 
 
 def check_ppo_inputs(config: PPOConfig) -> RunItems:
@@ -64,7 +77,7 @@ def check_ppo_inputs(config: PPOConfig) -> RunItems:
 def _check_rollouts(config: PPOConfig, items: RunItems) -> None:
     """What trajectories are made with: servers and their capacity, and the engine."""
     branch = config.actor_rollout_ref
-    check_environment(branch.agentgym)
+    check_environment(branch.agentgym, *items.lists)
     with_greedy = config.algorithm.adv_estimator == "remax"  # One more of each item.
     train = config.data.train_batch_size * (branch.rollout.n + with_greedy)
     val = len(items.val) * branch.rollout.val_kwargs.n
@@ -78,11 +91,7 @@ def check_ppo_settings(config: PPOConfig) -> RunItems:
     """The part of it that needs neither model nor server nor device, and makes no folders."""
     branch = config.actor_rollout_ref
     check_loggers(config.trainer.logger)
-    tasks = known_tasks_of(branch.agentgym)
-    items = RunItems(
-        train=tuple(load_task_items("data.train_file", config.data.train_file, tasks)),
-        val=tuple(load_task_items("data.val_file", config.data.val_file, tasks)) if config.data.val_file else (),
-    )
+    items = RunItems.load(known_tasks_of(branch.agentgym), config.data.train_file, config.data.val_file)
     if config.trainer.test_freq > 0 and not items.val:
         raise ConfigError(f"trainer.test_freq={config.trainer.test_freq}: validation needs data.val_file")
     if config.trainer.val_before_train and not items.val:
@@ -101,45 +110,58 @@ def ppo_output_folders(config: PPOConfig) -> dict[str, str]:
 
 def check_generation_inputs(config: GenerationConfig) -> tuple[Item, ...]:
     """The same for an evaluation."""
-    items = check_generation_settings(config)
+    listed = _evaluation_list(config)
     config.model.path = find_model(config.model.path)
     check_model_path(config.model)
     report_beyond_context(config.model, config.data, config.rollout)
     check_output_folder("rollout.rollout_log_dir", str(config.rollout.rollout_log_dir))
-    check_environment(config.agentgym)
-    at_once = min(config.data.batch_size, len(items)) * config.data.n_samples
+    check_environment(config.agentgym, listed)
+    at_once = min(config.data.batch_size, len(listed.items)) * config.data.n_samples
     num_engines = config.trainer.world_size // config.rollout.tensor_model_parallel_size
     hold_to_capacity(config.agentgym, num_workers=num_engines, at_once=at_once)
     engine_name(config.rollout, resolve_device(config.trainer.device))
-    return items
+    return listed.items
 
 
 def check_generation_settings(config: GenerationConfig) -> tuple[Item, ...]:
     """The part of it that needs neither model nor server nor device, and makes no folders."""
-    items = tuple(load_task_items("data.path", config.data.path, known_tasks_of(config.agentgym)))
+    return _evaluation_list(config).items
+
+
+def _evaluation_list(config: GenerationConfig) -> ItemList:
+    listed = ItemList.load("data.path", config.data.path, known_tasks_of(config.agentgym))
     if config.rollout.rollout_log_dir is None:
         raise ConfigError("rollout.rollout_log_dir=null: an evaluation needs a folder for its results")
-    return items
+    return listed
 
 
 def check_sft_inputs(config: SFTConfig) -> tuple[Item, ...]:
     """The same for supervised and preference training; returns the items of validation, none where nothing is
     validated."""
-    items = check_sft_settings(config)
+    listed = _sft_list(config)
     check_model_path(config.model)
     for key, folder in sft_output_folders(config).items():
         check_output_folder(key, folder)
-    if items:
-        _check_played(config, max_at_once=len(items) * config.rollout.val_kwargs.n)
-    return items
+    if listed is None:
+        return ()
+    _check_played(config, listed, max_at_once=len(listed.items) * config.rollout.val_kwargs.n)
+    return listed.items
 
 
 def check_sft_settings(config: SFTConfig) -> tuple[Item, ...]:
     """The part of it that needs neither model nor server nor device, and makes no folders."""
+    listed = _sft_list(config)
+    return () if listed is None else listed.items
+
+
+def _sft_list(config: SFTConfig) -> ItemList | None:
+    """The items of validation, None where nothing is validated."""
     check_loggers(config.trainer.logger)
     if not Path(config.data.train_file).is_file():
         raise ConfigError(f"data.train_file={config.data.train_file!r}: no such file")
-    return _validation_items(config) if config.trainer.validates else ()
+    if not config.trainer.validates:
+        return None
+    return ItemList.load("data.val_file", config.data.val_file, known_tasks_of(config.agentgym))
 
 
 def sft_output_folders(config: SFTConfig) -> dict[str, str]:
@@ -164,18 +186,14 @@ def check_agentevol_inputs(config: AgentEvolConfig) -> RunItems:
     if config.algorithm.first_policy is not None:
         check_model_path(ModelConfig(path=config.algorithm.first_policy), "algorithm.first_policy")
     check_output_folder("trainer.default_local_dir", config.trainer.default_local_dir)
-    _check_played(config, max_at_once=max_played_at_once(config, items))
+    _check_played(config, *items.lists, max_at_once=max_played_at_once(config, items))
     return items
 
 
 def check_agentevol_settings(config: AgentEvolConfig) -> RunItems:
     """The part of it that needs neither model nor server nor device, and makes no folders."""
     check_loggers(config.trainer.logger)
-    tasks = known_tasks_of(config.agentgym)
-    items = RunItems(
-        train=tuple(load_task_items("data.train_file", config.data.train_file, tasks)),
-        val=tuple(load_task_items("data.val_file", config.data.val_file, tasks)),
-    )
+    items = RunItems.load(known_tasks_of(config.agentgym), config.data.train_file, config.data.val_file)
     if config.data.base_file is not None and not Path(config.data.base_file).is_file():
         raise ConfigError(f"data.base_file={config.data.base_file!r}: no such file")
     return items
@@ -188,14 +206,10 @@ def max_played_at_once(config: AgentEvolConfig, items: RunItems) -> int:
     return max(explored, evaluated)
 
 
-def _validation_items(config: SFTConfig) -> tuple[Item, ...]:
-    return tuple(load_task_items("data.val_file", config.data.val_file, known_tasks_of(config.agentgym)))
-
-
-def _check_played(config: SFTConfig | AgentEvolConfig, *, max_at_once: int) -> None:
+def _check_played(config: SFTConfig | AgentEvolConfig, *lists: ItemList, max_at_once: int) -> None:
     """What a model that is trained on data needs beside that to play."""
     report_beyond_context(config.model, config.data, config.rollout)
-    check_environment(config.agentgym)
+    check_environment(config.agentgym, *lists)
     num_engines = config.trainer.world_size // config.rollout.tensor_model_parallel_size
     hold_to_capacity(config.agentgym, num_workers=num_engines, at_once=max_at_once)
     # Last, since it imports torch.
@@ -306,10 +320,12 @@ def known_tasks_of(config: AgentGymConfig) -> tuple[str, ...]:
     return tuple(get_spec(task).name for task in config.tasks)
 
 
-def check_environment(config: AgentGymConfig) -> None:
-    """Servers of all tasks answer."""
+def check_environment(config: AgentGymConfig, *lists: ItemList) -> None:
+    """Servers of all tasks answer, and have the items of the lists."""
     try:
         for task, addresses in config.servers.items():
-            check_server(addresses, task, wait_s=config.max_retries * _SECONDS_PER_TRY)
+            served = check_server(addresses, task, wait_s=config.max_retries * _SECONDS_PER_TRY)
+            for listed in lists:
+                listed.check_range(task, served, owner=f"the server at {', '.join(addresses)}")
     except EnvUnreachable as error:
         raise ConfigError(str(error)) from error

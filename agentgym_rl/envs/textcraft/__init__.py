@@ -23,6 +23,7 @@ SPEC = EnvSpec(
     environment=TextCraft,
     client=TextCraftClient,
     num_items=NUM_GOALS,
+    is_endless=True,
     default_port=36001,
     data_version=_data_version,
     runs_inline=True,

@@ -16,8 +16,9 @@ from support.dialect_b import QUIZ_SPEC, Quiz
 from agentgym_rl.cli import main
 from agentgym_rl.envs import registry
 from agentgym_rl.envs.base import InvalidCall, ResetResult, StepResult
-from agentgym_rl.envs.checking import Verdict, check_environment, sample_items, score_of
+from agentgym_rl.envs.checking import Verdict, check_environment, sample_items, score_of, spread_items
 from agentgym_rl.envs.registry import EnvSpec
+from agentgym_rl.errors import ConfigError
 
 pytestmark = pytest.mark.server
 
@@ -191,7 +192,53 @@ def test_each_kind_of_fault_is_found_with_its_first_difference(environment: Any,
 
 def test_an_expert_that_does_not_reach_the_goal_is_found() -> None:
     found = failures(spec_of(Quiz, expert=lambda environment: ["?"]))
-    assert "the expert scores 0 at most, success is 1" in found["rewards"]
+    assert found["rewards"].startswith("item 0: the expert scores 0 with 1 actions, success is 1; 3 of 3 items")
+
+
+class Stingy(Quiz):
+    """Pays half for some items."""
+
+    def step(self, action: str) -> Any:
+        result = super().step(action)
+        return replace(result, reward=result.reward / 2) if self._item in (31, 64) else result
+
+
+def rewards_of(spec: EnvSpec, **options: Any) -> Any:
+    results = check_environment(spec, [0, 7, 42], steps=6, **options)
+    return next(result for result in results if result.name == "rewards")
+
+
+def test_rewards_that_are_wrong_for_some_items_alone_are_found_by_the_experts_play_of_many() -> None:
+    found = rewards_of(spec_of(Stingy), expert_items=spread_items(100), expert_s=60)
+    assert found.verdict == Verdict.FAILED
+    assert "the expert scores 0.5 with 1 actions, success is 1; 2 of 100 items are unsolved, 31, 64;" in found.detail
+    assert found.detail.startswith(("item 31: ", "item 64: "))
+    assert rewards_of(spec_of(Stingy)).detail == "the expert solves 3 of 3 items, scores 1..1"
+
+
+def test_the_share_of_items_that_the_expert_solves_may_be_said() -> None:
+    many: dict[str, Any] = {"expert_items": spread_items(100), "expert_s": 60}
+    assert rewards_of(spec_of(Stingy, expert_success=0.98), **many).detail == (
+        "the expert solves 98 of 100 items, scores 0.5..1"
+    )
+    refused = rewards_of(spec_of(Stingy, expert_success=0.99), **many)
+    assert refused.detail.endswith("a share of 0.99 must be solved (EnvSpec.expert_success)")
+    with pytest.raises(ConfigError, match=r"'quiz': expert_success=1.5, must be in 0..1"):
+        spec_of(Quiz, expert_success=1.5)
+
+
+def test_further_items_are_played_only_while_there_is_time() -> None:
+    assert rewards_of(spec_of(Stingy), expert_items=[31, 64], expert_s=0).verdict == Verdict.PASSED
+
+
+def test_the_command_has_the_expert_play_many_items_unless_some_are_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(registry, "_registered", {"quiz": spec_of(Stingy)})
+    assert main(["check", "quiz"]) == 1
+    assert "2 of 100 items are unsolved, 31, 64" in capsys.readouterr().out
+    assert main(["check", "quiz", "--expert-success", "0.95"]) == 0
+    assert main(["check", "quiz", "--items", "3", "5"]) == 0
 
 
 def test_a_sound_environment_passes_and_what_does_not_apply_is_skipped() -> None:
@@ -208,6 +255,11 @@ def test_a_sound_environment_passes_and_what_does_not_apply_is_skipped() -> None
 def test_items_are_spread_over_all() -> None:
     assert sample_items(544) == [0, 136, 272, 407, 543]
     assert (sample_items(1), sample_items(2), sample_items(3, 3)) == ([0], [0, 1], [0, 1, 2])
+    assert sorted(spread_items(3)) == [0, 1, 2]
+    drawn = spread_items(1000, 50)
+    assert drawn == spread_items(1000, 50)
+    assert sorted(item // 20 for item in drawn) == list(range(50))
+    assert len({item % 20 for item in drawn}) > 10
 
 
 def test_the_command_prints_a_table_and_its_status_tells(
