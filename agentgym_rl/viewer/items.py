@@ -55,11 +55,14 @@ def item_rows(summaries: Iterable[Summary], query: ItemQuery) -> list[ItemRow]:
     return sorted(known, key=_sort_key(query.sort), reverse=query.descending) + unknown
 
 
-def with_goals(library: Library, rows: Sequence[ItemRow], goals: Goals) -> list[ItemRow]:
-    """The rows with what was to be reached, as the panel of one of the trajectories tells it."""
+def with_goals(library: Library, rows: Sequence[ItemRow], goals: Goals) -> tuple[list[ItemRow], int]:
+    """The rows with what was to be reached, as the panel of one of the trajectories tells it; and of how many rows
+    that is not known yet."""
     samples = [found for row in rows if (found := library.find(row.sample)) is not None]
     known = goals.find(library, samples, _LABEL_BUDGET_S)
-    return [msgspec.structs.replace(row, goal=known[row.sample].label) if row.sample in known else row for row in rows]
+    labels = {id: goal.label for id, goal in known.items()}
+    told = [msgspec.structs.replace(row, goal=labels.get(row.sample, "")) for row in rows]
+    return told, len(samples) - len(known)
 
 
 def _sort_key(name: str) -> Callable[[ItemRow], Any]:

@@ -38,9 +38,15 @@ def make_router(library: Library) -> APIRouter:
         library.refresh(REFRESH_BUDGET_S)
         summaries, unchecked = filtered(library, query, searches, PANELS_BUDGET_S)
         rows = item_rows(summaries, query)
-        shown = with_goals(library, rows[query.offset : query.offset + query.limit], searches.goals)
+        shown, unlabelled = with_goals(library, rows[query.offset : query.offset + query.limit], searches.goals)
         return json_answer(
-            {**state(library), "unchecked": unchecked, "total": len(rows), "offset": query.offset, "rows": shown}
+            {
+                **state(library),
+                "unchecked": unchecked + unlabelled,
+                "total": len(rows),
+                "offset": query.offset,
+                "rows": shown,
+            }
         )
 
     @router.get("/facets")
@@ -103,6 +109,7 @@ def _neighbours(ids: list[str], id: str) -> dict[str, Any]:
 def _facets(library: Library, run: str) -> dict[str, Any]:
     chosen = [summary for summary in library.summaries() if not run or summary.run == run]
     return {
+        "root": library.root.name,
         "runs": library.runs(),
         "tasks": sorted({summary.task for summary in chosen} - {""}),
         "phases": sorted({summary.phase for summary in chosen}),

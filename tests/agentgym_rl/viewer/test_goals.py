@@ -132,6 +132,7 @@ def test_items_tell_goal_tries_successes_and_groups_without_a_signal(folder: Pat
         ["textcraft_9", "a torch", 2, 0, 0.0, 0.0, 1, 1],
         ["textcraft_200", "dark oak fence", 5, 1, 0.5, 0.5, 1, 0],
     ]
+    assert answer["unchecked"] == 0
     reverse = client(folder).get("/api/items", params={"sort": "tries", "descending": True, "limit": 1}).json()
     assert reverse["total"] == 3
     assert [row["item_id"] for row in reverse["rows"]] == ["textcraft_200"]

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from support.viewer import make_trajectory, write_rows
 
+from agentgym_rl.cli import main
 from agentgym_rl.errors import ConfigError
 from agentgym_rl.rollout.log import to_row
 from agentgym_rl.types import StopReason
@@ -61,6 +62,26 @@ def test_a_single_file_is_a_library_too(tmp_path: Path) -> None:
 def test_what_does_not_exist_is_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere: no such file or folder"):
         Library(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "is_warned"),
+    [("notes.txt", "", True), ("pairs.jsonl", '{"chosen": []}\n', True), ("run/metrics.jsonl", "", False)],
+)
+def test_a_folder_without_runs_is_said_at_once_with_what_is_looked_for(
+    tmp_path: Path,
+    name: str,
+    content: str,
+    is_warned: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("agentgym_rl.envs.serving.Server.run", lambda server, sockets: sockets[0].close())
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text(content)
+    assert main(["view", str(tmp_path), "--port", "0"]) == 0
+    said = capsys.readouterr().err
+    assert (f"warning: no run in {tmp_path} yet: looked for metrics.jsonl" in said) is is_warned
 
 
 def test_a_torn_last_row_is_left_until_it_is_whole_and_read_rows_keep_their_names(tmp_path: Path) -> None:

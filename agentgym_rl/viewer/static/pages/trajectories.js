@@ -17,7 +17,7 @@ const FILTERS = [
   "turns_min", "turns_max", "tokens_min", "tokens_max", "text", "goal", "grouped",
 ];
 const GOALS = [
-  ["reached", "reached"], ["unreached", "not reached"], ["contradicted", "other than the result"],
+  ["reached", "reached"], ["unreached", "not reached"], ["contradicted", "unlike the result"],
 ];
 const COLUMNS = [
   ["step", "Step", true], ["item_id", "Item", false], ["uid", "Sample", false], ["score", "Score", true],
@@ -47,6 +47,8 @@ async function show({ main, parameters, setParameters, signal }) {
       list.draw(shown.rows, query, sortBy);
       fill(pager, pages());
     }
+    // What is still to be looked at joins a list that can be read meanwhile.
+    if (answer.is_complete) list.element.setAttribute("aria-busy", "false");
     return !answer.is_complete || answer.unchecked > 0;
   };
   const loadAll = async () => {
@@ -126,7 +128,7 @@ function filterForm(query, facets, onChange) {
   const text = field("search", "text", "Text", { placeholder: "anywhere in a message", size: "wide" });
   const fields = [
     text,
-    choice("run", "Run", facets.runs.map((name) => [name, name])),
+    choice("run", "Run", facets.runs.map((name) => [name, name === "." ? facets.root : name])),
     choice("phase", "Phase", facets.phases.map((name) => [name, name])),
     choice("task", "Task", facets.tasks.map((name) => [name, name])),
     field("text", "item", "Item", { placeholder: 'part, or "all of it"' }),
