@@ -16,7 +16,7 @@ import msgspec
 from agentgym_rl.errors import ConfigError
 from agentgym_rl.viewer.episodes import decoded, read_episode
 from agentgym_rl.viewer.library import Library
-from agentgym_rl.viewer.panel import Meter, Panel, find_panel, of_panel
+from agentgym_rl.viewer.panel import Block, Meter, Panel, find_panel, of_panel
 from agentgym_rl.viewer.rows import Summary
 
 _UNLIMITED = float("inf")
@@ -39,7 +39,8 @@ class Goal(msgspec.Struct, frozen=True, gc=False):
     label: str = ""
     """What was to be reached; empty where the panel does not tell."""
     is_followed: bool = False
-    """The panel has a meter that is full when the goal is reached."""
+    """Each frame has a meter that is full when the goal is reached, or one is full: the panel can be held against the
+    result."""
     reached_at: int | None = None
     """The first frame, 0 for the start, that shows it as reached."""
 
@@ -51,13 +52,16 @@ def goal_in(panel: Panel | None) -> Goal:
     """What stands in a panel; `NO_GOAL` for none."""
     if panel is None:
         return NO_GOAL
-    full = [
-        (number, block.value >= block.maximum)
-        for number, frame in enumerate(panel.frames)
-        for block in frame
-        if isinstance(block, Meter) and block.is_goal
-    ]
-    return Goal(str(panel.goal), bool(full), next((number for number, is_full in full if is_full), None))
+    shown = [_is_full(frame) for frame in panel.frames]
+    reached_at = shown.index(True) if True in shown else None
+    is_followed = bool(shown) and (reached_at is not None or None not in shown)
+    return Goal(str(panel.goal), is_followed, reached_at)
+
+
+def _is_full(frame: Iterable[Block]) -> bool | None:
+    """Whether a frame shows the goal as reached; None where it does not tell."""
+    meters = [block for block in frame if isinstance(block, Meter) and block.is_goal]
+    return any(meter.value >= meter.maximum for meter in meters) if meters else None
 
 
 def passes(summary: Summary, goal: Goal, wanted: GoalFilter) -> bool:

@@ -20,6 +20,7 @@ from agentgym_rl.envs.searchqa.factbook import _folder
 from agentgym_rl.envs.searchqa.files import cache_folder
 from agentgym_rl.envs.textcraft import SPEC as TEXTCRAFT
 from agentgym_rl.types import Item, Trajectory
+from agentgym_rl.viewer.goals import Goal, goal_in
 from agentgym_rl.viewer.panel import Grid, Panel, Shape, Table, Tone, Tree, panel_json, panel_of
 
 TASKS = ("textcraft", "babyai", "sciworld", "searchqa", "webarena")
@@ -128,6 +129,8 @@ def test_babyai_world_is_played_again_from_the_seed(errand: Trajectory) -> None:
     panel = panel_of(errand)
     assert panel is not None
     assert "Played again" in panel.note
+    assert goal_in(panel) == Goal(panel.goal, is_followed=True, reached_at=len(errand.turns))
+    assert panel.goal and f"Your goal: {panel.goal}" in errand.messages[2].content
     assert len(panel.frames) == len(errand.turns) + 1
     grids = [shown(panel, frame, Grid) for frame in range(len(panel.frames))]
     environment = BABYAI.environment()
@@ -151,6 +154,7 @@ def test_babyai_is_drawn_from_the_agents_words_from_where_the_world_would_have_s
     panel = panel_of(other)
     assert panel is not None
     assert "From turn 2 on" in panel.note
+    assert not goal_in(panel).is_followed  # from the words alone nobody knows
     assert shown(panel, 1, Grid).width == 9
     drawn = shown(panel, 2, Grid)
     assert [(thing.x, thing.y, thing.shape) for thing in drawn.things] == [
