@@ -39,7 +39,15 @@ from agentgym_rl.types import (
     encodable,
 )
 
-__all__ = ["RolloutRequest", "RolloutSettings", "TokenLimits", "by_sample", "check_failures", "collect"]
+__all__ = [
+    "RolloutRequest",
+    "RolloutSettings",
+    "TokenLimits",
+    "by_sample",
+    "check_failures",
+    "collect",
+    "report_faults",
+]
 
 _ATTEMPTS = 2
 _SWITCH_INTERVAL_S = 0.05
@@ -150,6 +158,17 @@ def check_failures(trajectories: Sequence[Trajectory], max_failed_fraction: floa
 def count_errors(trajectories: Sequence[Trajectory]) -> dict[str, int]:
     """Masked trajectories by error type, the most frequent first."""
     return dict(Counter(t.error.partition(":")[0] for t in trajectories if t.masked).most_common())
+
+
+def report_faults(trajectories: Sequence[Trajectory], where: str) -> None:
+    """Tell the user of masked trajectories, if there are any, in a line with the first cause."""
+    failed = [trajectory for trajectory in trajectories if trajectory.masked]
+    if failed:
+        cause = " ".join(failed[0].error.split())
+        print(
+            f"warning: {where}: {len(failed)} of {len(trajectories)} trajectories masked, the first: {cause}",
+            flush=True,
+        )
 
 
 def _describe_failures(failed: Sequence[Trajectory], total: int) -> str:

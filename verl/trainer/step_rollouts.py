@@ -11,7 +11,7 @@ from typing import Protocol
 
 import torch
 
-from agentgym_rl.rollout.collector import RolloutRequest, by_sample, check_failures
+from agentgym_rl.rollout.collector import RolloutRequest, by_sample, check_failures, report_faults
 from agentgym_rl.rounds import RoundScheduler
 from agentgym_rl.types import Item, SamplingParams, StopReason, Trajectory
 from verl.config import PPOConfig
@@ -101,7 +101,8 @@ class StepSampler:
         Under ``algorithm.filter_groups`` groups without signal are left out, and more items are taken until as many
         groups are there as the batch has items, or the rounds of sampling are used up. Which ones follows from seed,
         step and what came of the earlier ones, so that a resumed run draws the same.
-        Raises `TooManyFailures` as `check_failures`, after each round, of all that was sampled in the step.
+        Masked ones are told to the user. Raises `TooManyFailures` as `check_failures`, after each round, of all that
+        was sampled in the step.
         """
         filters = self._config.algorithm.filter_groups
         rollouts = StepRollouts(is_filtered=filters.enable)
@@ -115,6 +116,7 @@ class StepSampler:
             # As many as will do at the share of groups that were kept so far.
             items = list(islice(others, min(wanted, -(-missing * rollouts.num_groups // max(len(rollouts.kept), 1)))))
         rollouts.kept = dict(islice(rollouts.kept.items(), wanted))
+        report_faults(rollouts.trajectories, f"step {step}")
         return rollouts
 
     def _add_round(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentgym_rl.rollout.collector import check_failures
+from agentgym_rl.rollout.collector import check_failures, report_faults
 from agentgym_rl.rollout.statistics import rollout_metrics, trial_metrics
 from agentgym_rl.types import Item
 from verl.config import RolloutConfig
@@ -35,6 +35,7 @@ class Validation:
         order = RolloutOrder(step, self.max_rounds, self.rollout.val_sampling, log_name=f"val_step{step}")
         trajectories = generate_anew(workers, requests, order, folder=self.folder).trajectories
         check_failures(trajectories, self.rollout.max_failed_fraction)
+        report_faults(trajectories, f"validation at step {step}")
         results = [trajectory for trajectory in trajectories if trajectory.is_last_trial]
         metrics = rollout_metrics(results) | trial_metrics(trajectories)
         return {name.replace("rollout/", "val/", 1): value for name, value in metrics.items()}

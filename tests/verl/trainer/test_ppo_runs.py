@@ -233,15 +233,24 @@ def test_resuming_from_a_path_that_does_not_exist_is_an_error(train: Run, tmp_pa
         train("trainer.resume_mode=resume_path", f"trainer.resume_from_path={path}")
 
 
-def test_a_trajectory_whose_environment_crashes_is_masked_counted_and_never_scored_zero(train: Run) -> None:
+def test_a_trajectory_whose_environment_crashes_is_masked_counted_told_and_never_scored_zero(
+    train: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = train(
         "trainer.total_training_steps=1",
         "data.train_batch_size=8",
         "data.shuffle=False",
         "algorithm.adv_estimator=reinforce_plus_plus",
         "actor_rollout_ref.rollout.n=1",
-        script=Script(turns=3, fails_at={5: 2}),
+        *("trainer.test_freq=1", "data.val_file=unused"),
+        script=Script(turns=3, fails_at={5: 2, 101: 1}),
     )
+    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
+    assert [line.split(f": EnvServerError: {TASK} item")[0] for line in told] == [
+        "warning: step 1: 1 of 8 trajectories masked, the first",
+        "warning: validation at step 1: 1 of 3 trajectories masked, the first",
+    ]
+    assert "scripted fault of item 5 at step 2" in told[0] and "scripted fault of item 101" in told[1]
     [row] = metrics_of(folder)
     trajectories = read_trajectories(folder / "trajectories" / "step1").trajectories
     faults = [t for t in trajectories if t.masked]
