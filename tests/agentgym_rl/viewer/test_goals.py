@@ -125,16 +125,18 @@ def test_a_panel_that_fails_and_a_row_that_is_no_episode_say_nothing_of_the_goal
 
 def test_items_tell_goal_tries_successes_and_groups_without_a_signal(folder: Path) -> None:
     alike = [make_trajectory(9, step=2, sample=sample, opening="Goal: craft a torch.") for sample in (0, 1)]
-    write_rows(folder / "trajectories/step2/0.jsonl", alike)
+    alone = make_trajectory(11, step=2, score=1.0, success=True)
+    write_rows(folder / "trajectories/step2/0.jsonl", [*alike, alone])
     answer = client(folder).get("/api/items", params={"task": "textcraft", "sort": "success_mean"}).json()
     told = ("item_id", "goal", "tries", "faults", "success_mean", "score_mean", "groups", "groups_alike")
     assert [[row[name] for name in told] for row in answer["rows"]] == [
         ["textcraft_9", "a torch", 2, 0, 0.0, 0.0, 1, 1],
         ["textcraft_200", "dark oak fence", 5, 1, 0.5, 0.5, 1, 0],
+        ["textcraft_11", "a stick", 1, 0, 1.0, 1.0, 0, 0],  # one is no group
     ]
     assert answer["unchecked"] == 0
     reverse = client(folder).get("/api/items", params={"sort": "tries", "descending": True, "limit": 1}).json()
-    assert reverse["total"] == 3
+    assert reverse["total"] == 4
     assert [row["item_id"] for row in reverse["rows"]] == ["textcraft_200"]
 
 
