@@ -28,10 +28,11 @@ def draw(suite: str, results: Sequence[Result], folder: Path) -> list[Path]:
     """Write the figures of a suite; returns their files."""
     of = {name: [r for r in results if r.name == name] for name in dict.fromkeys(r.name for r in results)}
     figures = []
-    if all(name in of for name in HORIZONS):
-        figures.append(_horizons({name: of[name] for name in HORIZONS}, folder / f"{suite}-horizons.svg"))
+    horizons = {name: of[name] for name in HORIZONS if name in of}
+    if horizons:
+        figures.append(_horizons(horizons, folder / f"{suite}-horizons.svg"))
     algorithms = {name: runs for name, runs in of.items() if name not in (WARM_UP, SHORT, LONG, *ON_DATA)}
-    if algorithms:
+    if len(algorithms) > 1:
         figures.append(_algorithms(algorithms, folder / f"{suite}-algorithms.svg"))
     return figures
 

@@ -23,15 +23,15 @@ ON_DATA = ("more sft", "dpo", "agentevol")
 
 
 def tables(suite: str, results: Sequence[Result]) -> dict[str, str]:
-    """Markdown tables by the name of their place in the page."""
+    """Markdown tables by the name of their place in the page; none for a comparison of which nothing is there yet."""
     names = list(dict.fromkeys(result.name for result in results))
     of = {name: [result for result in results if result.name == name] for name in names}
     algorithms = [name for name in names if name not in (WARM_UP, SHORT, LONG, *ON_DATA)]
-    groups = {
-        "horizons": [WARM_UP, *HORIZONS],
-        "algorithms": [WARM_UP, *algorithms],
-        "data": [WARM_UP, *ON_DATA, SCALING],
-    }
+    groups = {"horizons": [WARM_UP, *HORIZONS]}
+    if len(algorithms) > 1:
+        groups["algorithms"] = [WARM_UP, *algorithms]
+    if any(name in of for name in ON_DATA):
+        groups["data"] = [WARM_UP, *ON_DATA, SCALING]
     return {
         f"{suite}-{group}": table([of[name] for name in members if name in of], of.get(WARM_UP, []))
         for group, members in groups.items()

@@ -137,7 +137,9 @@ def test_a_table_tells_means_each_seed_and_the_gain_over_its_own_warm_up(load, t
     ]
     results.write_results("textcraft", rows, tmp_path)
     assert results.read_results("textcraft", tmp_path) == rows
-    lines = report.tables("textcraft", rows)["textcraft-algorithms"].splitlines()
+    tables = report.tables("textcraft", rows)
+    assert list(tables) == ["textcraft-horizons"]  # one algorithm is no comparison
+    lines = tables["textcraft-horizons"].splitlines()
     assert "| 0.250 (0.200, 0.300) | 0.250 |  | 5.0 | 1.5 |" in lines[2]
     assert "| 0.450 (0.500, 0.400) | 0.450 | +20.0 (+30.0, +10.0) | 5.0 | 1.5 |" in lines[3]
 
