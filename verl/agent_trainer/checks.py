@@ -30,12 +30,15 @@ from verl.config import (
 )
 from verl.models.shapes import read_config
 from verl.utils.devices import resolve_device
+from verl.utils.model_files import check_policy_files, check_weight_files
 from verl.utils.model_folder import find_model
 from verl.utils.tracking import check_loggers
 from verl.workers.rollout.selection import engine_name
 
 _SECONDS_PER_TRY = 0.2
 _HUB_WAIT_S = 3.0
+_WEIGHTS_ALONE = ("critic.model.path", "ref.path")
+"""Keys of models whose tokenizer is never asked."""
 
 
 @dataclass(frozen=True)
@@ -225,17 +228,27 @@ def report_overlap(train: Sequence[Item], val: Sequence[Item]) -> None:
 
 
 def check_model_path(config: ModelConfig, key: str = "model.path") -> None:
-    """A folder with a ``config.json``, or a name that the hub (or its cache on this machine) knows.
+    """The folder of a model, or a name that the hub (or its cache on this machine) knows.
 
     Raises `ConfigError`, in which ``key`` is what the user gave the path by.
     """
-    if is_model_folder(config, key):
+    if is_sound_folder(config, key):
         return
     folder = Path(config.path)
     # A hub name is `name` or `owner/name`; anything else was meant as a path.
     if folder.is_absolute() or config.path.startswith(".") or len(folder.parts) > 2:
         raise ConfigError(f"{key}={config.path!r}: no such folder")
     _check_hub(config.path, key)
+
+
+def is_sound_folder(config: ModelConfig, key: str = "model.path") -> bool:
+    """`is_model_folder`, with `ConfigError` for a folder whose files are not a whole model."""
+    is_there = is_model_folder(config, key)
+    if is_there and key in _WEIGHTS_ALONE:
+        check_weight_files(config, key)
+    elif is_there:
+        check_policy_files(config, key)
+    return is_there
 
 
 def is_model_folder(config: ModelConfig, key: str = "model.path") -> bool:

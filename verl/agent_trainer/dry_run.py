@@ -14,6 +14,7 @@ from verl.agent_trainer.checks import (
     check_ppo_settings,
     check_sft_settings,
     is_model_folder,
+    is_sound_folder,
     max_played_at_once,
     ppo_output_folders,
     report_beyond_context,
@@ -134,7 +135,7 @@ def describe_sft(config: SFTConfig) -> str:
     data: TrainingData[Any]
     if isinstance(config, DPOConfig):
         if config.ref.path is not None:
-            is_model_folder(ModelConfig(path=config.ref.path), "ref.path")
+            is_sound_folder(ModelConfig(path=config.ref.path), "ref.path")
         kind, data = DPOTrainer.kind, read_dpo_data(config, _chat(config.model))
     else:
         kind, data = SFTTrainer.kind, read_sft_data(config, _chat(config.model))
@@ -168,7 +169,7 @@ def describe_agentevol(config: AgentEvolConfig) -> str:
     items = check_agentevol_settings(config)
     check_can_be_made("trainer.default_local_dir", config.trainer.default_local_dir)
     if config.algorithm.first_policy is not None:
-        is_model_folder(ModelConfig(path=config.algorithm.first_policy), "algorithm.first_policy")
+        is_sound_folder(ModelConfig(path=config.algorithm.first_policy), "algorithm.first_policy")
     from verl.trainer.agentevol import describe_run, read_base  # which import torch
 
     base = read_base(config)
@@ -216,7 +217,7 @@ def _engine_memory(
 
 def _chat(model: ModelConfig) -> ChatTemplate | None:
     """The tokenizer's, where the model's folder is here."""
-    if not is_model_folder(model):
+    if not is_sound_folder(model):
         return None
     from verl.models.loading import load_tokenizer  # which imports transformers
 
@@ -233,7 +234,7 @@ def planned_device(name: str) -> str:
 
 
 def _shape(model: ModelConfig, key: str = "model.path") -> ModelShape | None:
-    is_model_folder(model, key)
+    is_sound_folder(model, key)
     return shape_of(model.path)
 
 

@@ -23,6 +23,7 @@ from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from agentgym_rl.errors import ConfigError
 from verl.config import ModelConfig
 from verl.models.attention import PACKED_ATTENTION
+from verl.utils.model_files import PROBE, check_encodes
 
 
 def load_policy(
@@ -123,9 +124,13 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
         # AutoTokenizer takes the family's own class even where the folder asks for the generic one, and that class
         # rebuilds pre-tokenizer and merges by its own rules: a word-level tokenizer beside a Qwen2 then loses words.
         loader = PreTrainedTokenizerFast if declared in _GENERIC_TOKENIZERS else AutoTokenizer
-        return loader.from_pretrained(config.path, trust_remote_code=config.trust_remote_code)
+        tokenizer: PreTrainedTokenizerBase = loader.from_pretrained(
+            config.path, trust_remote_code=config.trust_remote_code
+        )
     except (OSError, ValueError) as error:
         raise ConfigError(f"model.path={config.path!r}: cannot load a tokenizer: {error}") from error
+    check_encodes(tokenizer.encode(PROBE, add_special_tokens=False), f"model.path={config.path!r}")
+    return tokenizer
 
 
 def parameter_dtype(config: ModelConfig) -> torch.dtype:

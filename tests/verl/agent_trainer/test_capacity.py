@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from support.environments import ScriptedClient, scripted_spec
 from support.faults import Fault, faulty_proxy
+from support.models import tiny_tokenizer
 from support.servers import serve
 
 from agentgym_rl.client.capacity import Capacity, read_capacity
@@ -56,6 +57,7 @@ def test_greedy_baselines_need_places_too(tmp_path: Path, estimator: str, concur
     register(spec)
     (tmp_path / "items.json").write_text("[0, 1]")
     (tmp_path / "config.json").write_text("{}")
+    tiny_tokenizer().save_pretrained(tmp_path)
     with servers(4) as urls:
         argv = [
             *(f"algorithm.adv_estimator={estimator}", "data.train_batch_size=2", "actor_rollout_ref.rollout.n=2"),

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.models import save_tiny_model
+from support.models import save_tiny_model, tiny_tokenizer
 from support.published import TASKS, published_lists, published_values
 
 from agentgym_rl.errors import ConfigError
@@ -170,6 +170,7 @@ def test_a_model_of_which_nothing_is_known_is_said_to_be(folder: Path) -> None:
     assert "memory: not known" in plan("main_ppo", *SMALL)
     (folder / "model").mkdir()
     (folder / "model" / "config.json").write_text('{"model_type": "gpt2"}')
+    tiny_tokenizer().save_pretrained(folder / "model")
     assert "its architecture is not one whose sizes are known" in plan("main_ppo", *SMALL)
 
 
