@@ -98,6 +98,7 @@ def _play(options: argparse.Namespace) -> None:
     from agentgym_rl.envs.playing import LocalPlayer, RemotePlayer, play
 
     spec = configured_spec(options)
+    _check_address(options)
     player = RemotePlayer(spec, options.env_addr) if options.env_addr else LocalPlayer(spec)
     try:
         play(player, options.item, sys.stdin, lambda text: print(text, flush=True))
@@ -161,6 +162,7 @@ def _bench(options: argparse.Namespace) -> None:
     from agentgym_rl.envs.options import configured_spec, settings_arguments
 
     spec = configured_spec(options)
+    _check_address(options)
     arguments = ["--workers", str(options.workers), *settings_arguments(options)]
     server: Any = nullcontext((options.env_addr, None)) if options.env_addr else served(spec.name, arguments)
     with server as (url, pid):
@@ -190,6 +192,14 @@ def _add_isolation(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("environments that live in child processes")
     group.add_argument("--started-ahead", type=index, metavar="N", help="children kept ready for new sessions")
     group.add_argument("--call-timeout", type=seconds, metavar="S", help="a child that does not answer is killed then")
+
+
+def _check_address(options: argparse.Namespace) -> None:
+    """Find within seconds that a server of the task answers at ``--env-addr``, if that is given."""
+    from agentgym_rl.client.check import check_server
+
+    if options.env_addr is not None:
+        check_server(options.env_addr, options.task, user="this")
 
 
 def _chosen_spec(options: argparse.Namespace) -> EnvSpec:

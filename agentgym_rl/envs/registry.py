@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import difflib
 import functools
+import re
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
@@ -22,9 +24,11 @@ from typing import Any
 from agentgym_rl.client.base import EnvClient
 from agentgym_rl.envs.base import Environment
 from agentgym_rl.envs.wire import DIALECT_A, Wire
-from agentgym_rl.errors import ConfigError
+from agentgym_rl.errors import AgentGymError, ConfigError
 
 ENTRY_POINT_GROUP = "agentgym_rl.envs"
+_IMPORTERS = re.compile(rf"^<frozen |[/\\]importlib[/\\]|^{re.escape(__file__)}$")
+"""Files whose lines are on the way to a module that is imported."""
 
 
 @dataclass(frozen=True)
@@ -177,13 +181,25 @@ def load_spec(point: EntryPoint, task_name: str) -> EnvSpec:
     """The `EnvSpec` of an entry point; raises `ConfigError` when it is none of ``task_name``."""
     try:
         spec = point.load()
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"entry point {point.value!r} of environment {task_name!r} does not load: {error}") from error
+    except AgentGymError:
+        raise
+    except Exception as error:  # a module's own code runs here
+        where = f"entry point {point.value!r} of environment {task_name!r}"
+        raise ConfigError(f"{where} does not load: {_import_error(error)}") from error
     if not isinstance(spec, EnvSpec):
         raise ConfigError(f"entry point {point.value!r} of environment {task_name!r} is {spec!r}, must be an EnvSpec")
     if spec.name != task_name:
         raise ConfigError(f"entry point {point.value!r} of environment {task_name!r} is the EnvSpec of {spec.name!r}")
     return spec
+
+
+def _import_error(error: Exception) -> str:
+    """What went wrong, with the file and line of the package where it did."""
+    if isinstance(error, SyntaxError):
+        return f"{error.msg} ({error.filename}, line {error.lineno})"
+    kind = "" if isinstance(error, ImportError | AttributeError) else f"{type(error).__name__}: "
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _IMPORTERS.search(frame.filename)]
+    return f"{kind}{error}" + (f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else "")
 
 
 def known_tasks() -> list[str]:

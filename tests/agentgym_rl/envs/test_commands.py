@@ -88,6 +88,25 @@ def test_an_item_that_does_not_exist_is_one_line(
     assert capsys.readouterr().err == "agentgym-rl: data_idx 100: must be in 0..99\n"
 
 
+@pytest.mark.parametrize("command", [["play"], ["bench", "--seconds", "0.1"]])
+def test_a_server_of_another_task_and_a_missing_one_are_one_line_at_once(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written(monkeypatch, "inventory")
+    with serve(build_app(QUIZ_SPEC)) as url:
+        assert main([command[0], "textcraft", *command[1:], "--env-addr", url]) == 1
+        said = capsys.readouterr()
+        assert (said.out, said.err) == (
+            "",
+            f"agentgym-rl: agentgym.env_addr={url}: serves 'quiz', this is for 'textcraft'\n",
+        )
+    assert main([command[0], "textcraft", *command[1:], "--env-addr", url]) == 1
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.count("\n") == 1
+    assert said.err.startswith(f"agentgym-rl: no textcraft server at {url}: ")
+    assert f"start one with: agentgym-rl serve textcraft --host 127.0.0.1 --port {url.rsplit(':', 1)[1]}" in said.err
+
+
 # --------------------------------------------------------------------------------------------------------------- bench
 
 

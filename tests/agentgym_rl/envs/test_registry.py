@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from support.environments import scripted_spec
 
 from agentgym_rl.client.base import EnvClient
 from agentgym_rl.envs import registry
-from agentgym_rl.envs.registry import get_spec, known_tasks, register
+from agentgym_rl.envs.registry import get_spec, known_tasks, load_spec, register
 from agentgym_rl.envs.textcraft import SPEC, TextCraftClient
 from agentgym_rl.errors import ConfigError
 
@@ -94,6 +95,30 @@ def test_a_package_of_its_own_is_found_and_served_without_torch_or_ray(tmp_path:
         "entry point 'no_such_module:SPEC' of environment 'absent' does not load: No module named 'no_such_module'"
     )
     assert nameless.startswith("entry point 'thirdparty:SPEK' of environment 'nameless' does not load: ")
+
+
+@pytest.mark.parametrize(
+    ("source", "line", "problem"),
+    [
+        ("import os\n\ndef step(:\n", 3, "invalid syntax"),
+        ("if True:\npass\n", 2, "expected an indented block after 'if' statement on line 1"),
+        ("x = 1\nSPEC = Specc()\n", 2, "NameError: name 'Specc' is not defined"),
+        ("def made():\n    return 1 / 0\n\nmade()\n", 2, "ZeroDivisionError: division by zero"),
+        ("\nimport not_there_at_all\n", 2, "No module named 'not_there_at_all'"),
+        ("import os\nos.nothing\n", 2, "module 'os' has no attribute 'nothing'"),
+    ],
+)
+def test_a_package_whose_code_does_not_run_is_told_with_file_and_line(
+    source: str, line: int, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"half_written_{tmp_path.name}".replace("-", "_")
+    (tmp_path / f"{name}.py").write_text(source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigError) as caught:
+        load_spec(EntryPoint("mine", f"{name}:SPEC", "agentgym_rl.envs"), "mine")
+    assert str(caught.value) == (
+        f"entry point '{name}:SPEC' of environment 'mine' does not load: {problem} ({tmp_path / name}.py, line {line})"
+    )
 
 
 @pytest.mark.parametrize(

@@ -123,6 +123,21 @@ def test_a_published_key_with_a_letter_exchanged_is_refused_with_the_right_one(p
     assert str(caught.value) == f"{text}: unknown key; did you mean {key}?"
 
 
+@pytest.mark.parametrize(
+    ("asked", "meant"),
+    [
+        ("trainer.total_steps", "trainer.total_training_steps"),
+        ("trainer.training_steps", "trainer.total_training_steps"),
+        ("trainer.epochs", "trainer.total_epochs"),
+        ("data.batch_size", "data.train_batch_size"),
+        ("total_steps", "trainer.total_training_steps"),
+    ],
+)
+def test_a_key_that_lacks_a_word_is_answered_with_the_one_that_has_all_its_words(asked: str, meant: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^{asked}: unknown key; did you mean {meant}\?$"):
+        plan("main_ppo", f"{asked}=3")
+
+
 # ---------------------------------------------------------------------------------------------------- what is looked at
 
 
