@@ -59,8 +59,19 @@ class Result:
     """``step``, ``success`` on the held-out items."""
 
 
+class IncompleteEvaluationError(RuntimeError):
+    """Trajectories of an evaluation were lost to faults, and its averages are those of the rest."""
+
+
 def collect(run: Run) -> Result:
-    """The numbers of a finished run."""
+    """The numbers of a finished run. Raises `IncompleteEvaluationError`: what takes long is lost first, and takes long
+    because it fails."""
+    report = json.loads((run.evaluation / "report.json").read_text())
+    if report["num_faults"] or report["num_missing"]:
+        raise IncompleteEvaluationError(
+            f"{run.evaluation}: {report['num_faults']} trajectories ended by faults, {report['num_missing']} are "
+            f"missing; remove {run.folder}, or this folder, done.json and the last row of times.json, and run again"
+        )
     times = json.loads((run.folder / "done.json").read_text())
     rows = read_metrics(run.training / METRICS_FILE) if run.training else []
     trained = [row for row in rows if "rollout/success_mean" in row]
@@ -68,7 +79,7 @@ def collect(run: Run) -> Result:
     return Result(
         run.name,
         run.seed,
-        _evaluation(json.loads((run.evaluation / "report.json").read_text())),
+        _evaluation(report),
         _by_kind(times, "cpu_s"),
         _by_kind(times, "wall_s"),
         _curves(trained, CURVES),

@@ -23,7 +23,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from results import collect, write_results
+from results import IncompleteEvaluationError, collect, write_results
 from suites import SUITES, WARM_UP, Run, runs
 
 from agentgym_rl.envs.benching import served
@@ -163,7 +163,14 @@ def main() -> int:
 
     failures = perform_all(chosen, suite.task, options.jobs)
     finished = [run for run in runs(suite, out, suite.seeds) if (run.folder / DONE_FILE).exists()]
-    print(f"results: {write_results(options.suite, [collect(run) for run in finished])}")
+    results = []
+    for run in finished:
+        try:
+            results.append(collect(run))
+        except IncompleteEvaluationError as error:
+            failures.append(str(error))
+            print(f"LEFT OUT {run.name}, seed {run.seed}: {error}", flush=True)
+    print(f"results: {write_results(options.suite, results)}")
     return 1 if failures else 0
 
 

@@ -86,6 +86,8 @@ class Suite:
     """Tokens that DPO sees of a trajectory. A failure goes on until its turns are used up, with the same mistake."""
     warm_up_rate: float = 2e-3
     warm_up_batch: int = 16
+    timeout: int = 600
+    """Seconds that a trajectory may take."""
     frozen: tuple[str, ...] = ()
     """Weights that stay as they are, by name."""
     seeds: tuple[int, ...] = (0, 1, 2)
@@ -184,6 +186,7 @@ SMOLLM2 = Suite(
     ),
     horizons=(),
     on_data=False,
+    timeout=3600,
     warm_up_rate=1e-4,
     warm_up_batch=8,
     # The upper third learns; through the rest no gradient has to pass.
@@ -246,6 +249,7 @@ def _rl(suite: Suite, out: Path, seed: int, name: str, estimator: str, schedule:
         f"actor_rollout_ref.agentgym.task_name={suite.task}",
         "actor_rollout_ref.agentgym.env_addr={url}",
         f"actor_rollout_ref.agentgym.agent={suite.agent}",
+        f"actor_rollout_ref.agentgym.timeout={suite.timeout}",
         f"actor_rollout_ref.model.path={start / 'sft' / 'huggingface'}",
         f"actor_rollout_ref.rollout.n={suite.group}",
         f"actor_rollout_ref.rollout.max_tokens={suite.max_tokens}",
@@ -376,7 +380,12 @@ def _generate(suite: Suite, model: Path, items: Path, out: Path, seed: int, *, n
 def _play(suite: Suite) -> tuple[str, ...]:
     return (
         *(f"agentgym.task_name={suite.task}", "agentgym.env_addr={url}", f"agentgym.agent={suite.agent}"),
-        *(f"agentgym.max_rounds={suite.long}", *_lengths(suite), f"rollout.max_tokens={suite.max_tokens}"),
+        *(
+            f"agentgym.max_rounds={suite.long}",
+            f"agentgym.timeout={suite.timeout}",
+            *_lengths(suite),
+            f"rollout.max_tokens={suite.max_tokens}",
+        ),
         f"rollout.max_model_len={suite.prompt_length + suite.response_length}",
     )
 

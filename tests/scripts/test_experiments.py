@@ -120,6 +120,15 @@ def test_a_stop_of_the_runner_ends_its_programs_and_begins_no_other(load, tmp_pa
         programs.timed([sys.executable, "-c", "raise SystemExit(0)"], tmp_path / "log")
 
 
+def test_an_evaluation_that_lost_trajectories_is_no_result(load, tmp_path: Path) -> None:
+    results, suites = load["results"], load["suites"]
+    run = suites.Run("grpo", 0, tmp_path, (), tmp_path / "eval")
+    (tmp_path / "eval").mkdir()
+    (tmp_path / "eval" / "report.json").write_text(json.dumps({"num_faults": 25, "num_missing": 0}))
+    with pytest.raises(results.IncompleteEvaluationError, match="eval: 25 trajectories ended by faults, 0 are missing"):
+        results.collect(run)
+
+
 def result(load, name: str, seed: int, avg: float, steps: int = 0):
     results = load["results"]
     evaluation = results.Evaluation(8, avg, avg - 0.1, avg + 0.1, avg, 5.0, {"depth1": avg})
