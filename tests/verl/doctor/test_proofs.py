@@ -117,7 +117,7 @@ def test_a_mask_that_covers_what_was_not_sampled_fails_its_row(
     def marks_the_observation(self: RolloutHandler, *arguments: Any) -> bool:
         before = self.num_tokens
         fits = append(self, *arguments)
-        self._loss_mask._data[before : before + 2] = 1
+        self._tokens.loss_mask[before : before + 2] = 1
         return fits
 
     monkeypatch.setattr(RolloutHandler, "append_observation", marks_the_observation)
@@ -134,7 +134,7 @@ def test_a_mask_that_misses_the_last_sampled_token_fails_its_row(
     def misses_the_last(self: RolloutHandler, generation: Generation, *arguments: Any) -> str:
         text = append(self, generation, *arguments)
         marked = self.loss_mask.nonzero()[0]
-        self._loss_mask._data[marked[-1]] = 0
+        self._tokens.loss_mask[marked[-1]] = 0
         return text
 
     monkeypatch.setattr(RolloutHandler, "append_generation", misses_the_last)
