@@ -104,14 +104,17 @@ def read_config(path: str) -> dict[str, Any] | None:
     Raises `ConfigError` for one that is no JSON object.
     """
     file = Path(path) / "config.json"
-    if not file.is_file():
-        return None
+    return read_json_object(file, f"{file}:") if file.is_file() else None
+
+
+def read_json_object(file: Path, name: str) -> dict[str, Any]:
+    """The fields of a file, which messages begin with ``name``; raises `ConfigError` for one that is no JSON object."""
     try:
         fields = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ConfigError(f"{file}: is not JSON: {error}") from error
+        raise ConfigError(f"{name} is not JSON: {error}") from error
     if not isinstance(fields, dict):
-        raise ConfigError(f"{file}: must be a JSON object, is {type(fields).__name__}")
+        raise ConfigError(f"{name} must be a JSON object, is {type(fields).__name__}")
     return fields
 
 

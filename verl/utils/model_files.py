@@ -13,7 +13,7 @@ from typing import Any
 
 from agentgym_rl.errors import ConfigError
 from verl.config import ModelConfig
-from verl.models.shapes import read_config
+from verl.models.shapes import read_config, read_json_object
 
 _TOKENIZER = "tokenizer.json"
 _OTHER_TOKENIZERS = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model")
@@ -55,7 +55,7 @@ def _weight_files(folder: Path, where: str) -> list[str]:
         return [_SINGLE]
     if not (folder / _INDEX).is_file():
         return []
-    weights = _read_json(folder / _INDEX, where).get("weight_map", {})
+    weights = read_json_object(folder / _INDEX, f"{where}: {_INDEX}").get("weight_map", {})
     return sorted(set(weights.values()))
 
 
@@ -102,15 +102,5 @@ def check_encodes(ids: list[int], where: str) -> None:
 def _added_ids(folder: Path, where: str) -> list[int]:
     """Of the tokens that ``tokenizer_config.json`` adds."""
     file = folder / "tokenizer_config.json"
-    added = _read_json(file, where).get("added_tokens_decoder", {}) if file.is_file() else {}
+    added = read_json_object(file, f"{where}: {file.name}").get("added_tokens_decoder", {}) if file.is_file() else {}
     return [int(number) for number in added]
-
-
-def _read_json(file: Path, where: str) -> dict[str, Any]:
-    try:
-        fields = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"{where}: {file.name} is not JSON: {error}") from error
-    if not isinstance(fields, dict):
-        raise ConfigError(f"{where}: {file.name} must be a JSON object, is {type(fields).__name__}")
-    return fields
