@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from support.environments import Script
+from support.machines import say_that_the_machine_is_sound
 from support.parity import TASK, parity_spec
 from support.servers import serve
 
@@ -96,15 +97,23 @@ def test_a_port_that_something_else_has_taken_is_named(monkeypatch: pytest.Monke
     assert f"0 free; taken by others: {port} (textcraft)" in ports.seen and "--port" in ports.remedy
 
 
-def test_a_full_disk_is_a_failure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("free_gib", "verdict", "said"), [(4.99, Verdict.FAILED, "4 GiB free"), (5, Verdict.PASSED, "5 GiB free")]
+)
+def test_a_full_disk_is_a_failure_and_what_is_free_is_not_rounded_up(
+    free_gib: float, verdict: Verdict, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     usage = machine.shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(machine.shutil, "disk_usage", lambda path: usage._replace(free=3 * 2**30))
+    monkeypatch.setattr(machine.shutil, "disk_usage", lambda path: usage._replace(free=int(free_gib * 2**30)))
     disk = examine(folder=tmp_path / "not" / "yet")["disk"]
-    assert disk.verdict == Verdict.FAILED and f"3 GiB free in {tmp_path}" in disk.seen
+    assert disk.verdict == verdict and f"{said} in {tmp_path}" in disk.seen
 
 
 @pytest.mark.server
-def test_servers_that_answer_tell_their_versions_and_others_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+def test_servers_that_answer_tell_their_versions_and_others_what_is_wrong(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    say_that_the_machine_is_sound(monkeypatch)
     spec = parity_spec(Script(turns=1))
     register(spec)
     with serve(build_app(spec)) as url:

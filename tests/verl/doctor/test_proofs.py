@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from support.environments import Script
+from support.machines import say_that_the_machine_is_sound
 from support.models import tiny_qwen2
 from support.parity import TASK, parity_spec
 from support.rollouts import make_generation, make_trajectory
@@ -77,8 +78,9 @@ def failures(findings: dict[str, Finding]) -> list[str]:
 
 
 def test_a_sound_model_template_and_server_pass_every_row(
-    model: Path, url: str, script: Script, capsys: pytest.CaptureFixture[str]
+    model: Path, url: str, script: Script, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    say_that_the_machine_is_sound(monkeypatch)
     arguments = ["doctor", "--model", str(model), "--task", TASK, "--env-addr", url, "trainer.device=cpu"]
     assert main([*arguments, "actor_rollout_ref.rollout.max_tokens=8"]) == 0
     printed = capsys.readouterr().out
