@@ -53,13 +53,15 @@ def _add_demonstrate(subcommands: Any) -> None:
 
 
 def _demonstrate(options: argparse.Namespace) -> None:
-    from agentgym_rl.data.conversations import write_conversations
+    from agentgym_rl.data.conversations import check_suffix, write_conversations
     from agentgym_rl.data.demonstrations import demonstrate
-    from agentgym_rl.data.items import load_items
+    from agentgym_rl.data.items import ItemList
     from agentgym_rl.envs.options import configured_spec
 
     spec = configured_spec(options)
-    conversations = demonstrate(load_items(options.items, spec.name), spec, options.agent)
+    check_suffix(options.out)
+    listed = ItemList.load("--items", str(options.items), [spec.name])
+    conversations = demonstrate(listed.items, spec, options.agent)
     write_conversations(options.out, conversations)
     print(f"{len(conversations)} demonstrations in {options.out}")
 

@@ -40,11 +40,12 @@ def add_make_pairs(subcommands: Any) -> None:
 
 
 def _make_pairs(options: argparse.Namespace) -> None:
-    from agentgym_rl.data.conversations import read_conversations
+    from agentgym_rl.data.conversations import check_suffix, read_conversations
     from agentgym_rl.data.pairs import PairRules, make_pairs, write_pairs
     from agentgym_rl.rollout.log import read_trajectories
     from agentgym_rl.types import Trajectory
 
+    check_suffix(options.out)
     rules = PairRules(
         min_gap=options.min_gap, threshold=options.threshold, per_item=options.per_item, seed=options.seed
     )

@@ -106,7 +106,7 @@ def write_rows(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
     Half a surrogate pair, which UTF-8 may not carry, is replaced.
     """
     path = Path(path)
-    _check_suffix(path)
+    check_suffix(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps(row, ensure_ascii=False) for row in rows]
     is_lines = path.suffix == ".jsonl"
@@ -172,14 +172,15 @@ def _parse_entry(entry: Any, where: str) -> tuple[Message, bool | None]:
     return Message(_ROLES[speaker], text), loss
 
 
-def _check_suffix(path: Path) -> None:
+def check_suffix(path: Path) -> None:
+    """Refuse a name that neither reading nor writing conversations or pairs takes, with `ConfigError`."""
     if path.suffix not in (".json", ".jsonl"):
         raise ConfigError(f"{path}: conversation files end in .json or .jsonl")
 
 
 def read_rows(path: Path) -> Iterator[tuple[Any, str]]:
     """Each row of a ``.json`` or ``.jsonl`` file with its name in errors."""
-    _check_suffix(path)
+    check_suffix(path)
     try:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:

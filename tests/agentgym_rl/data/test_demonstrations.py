@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import pytest
+from support.environments import Script
+from support.parity import parity_spec
 
 from agentgym_rl.agent.actions import parse_action
 from agentgym_rl.cli import main
 from agentgym_rl.data.conversations import read_conversations
 from agentgym_rl.data.demonstrations import demonstrate
-from agentgym_rl.envs.registry import get_spec
+from agentgym_rl.envs.registry import get_spec, register
 from agentgym_rl.envs.textcraft.environment import TextCraft
 from agentgym_rl.errors import ConfigError, EnvError
 from agentgym_rl.types import Item, Role
@@ -60,3 +63,23 @@ def test_the_command_writes_a_file_to_train_on(tmp_path, capsys):
     assert [row.item_id for row in read_conversations(out)] == ["textcraft_3", "textcraft_200"]
     assert main(["demonstrate", "textcraft", "--items", str(items), "--out", str(out), "--agent", "dance"]) == 1
     assert "dance" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("listed", "out", "said"),
+    [
+        ("parity_1024", "demonstrations.jsonl", "items.json row 2: item_id 'parity_1024' does not exist"),
+        ("parity_1", "demonstrations.txt", "demonstrations.txt: conversation files end in .json or .jsonl"),
+    ],
+)
+def test_what_is_wrong_with_the_items_or_the_name_of_the_file_is_said_before_anything_is_played(
+    listed, out, said, tmp_path, capsys
+):
+    def expert(environment):
+        raise AssertionError("played")
+
+    register(dataclasses.replace(parity_spec(Script(turns=1)), expert=expert, num_items=1024))
+    items = tmp_path / "items.json"
+    items.write_text(json.dumps(["parity_0", listed]))
+    assert main(["demonstrate", "parity", "--items", str(items), "--out", str(tmp_path / out)]) == 1
+    assert said in capsys.readouterr().err and not (tmp_path / out).exists()
