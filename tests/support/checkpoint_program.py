@@ -10,8 +10,8 @@ import threading
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from support.batches import random_batch
+from support.ranks import join, leave
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -28,11 +28,8 @@ LENGTHS = [5, 17, 3, 40]
 
 
 def main(rank: int, world_size: int, port: int, model: str, out: Path, load: str | None) -> None:
-    torch.set_num_threads(1)
     device = torch.device("cpu")
-    if world_size > 1:
-        store = dist.TCPStore("127.0.0.1", port, world_size, is_master=rank == 0)
-        distributed.init_process_group(store, rank=rank, world_size=world_size, device=device)
+    join(rank, world_size, port)
     actor = Actor(
         ModelConfig(path=model),
         ActorConfig(optim=OptimConfig(lr=1e-2)),
@@ -48,7 +45,7 @@ def main(rank: int, world_size: int, port: int, model: str, out: Path, load: str
         train(actor, world_size, rank, updates=2)
         write_down(actor, out / "state.pt")
         save_while_training(actor, out, lambda: train(actor, world_size, rank, updates=2))
-    distributed.destroy_process_group()
+    leave()
 
 
 def train(actor: Actor, world_size: int, rank: int, *, updates: int) -> None:

@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from support.batches import random_batch
+from support.ranks import join, leave
 
 from verl.config import CriticConfig, ModelConfig, OptimConfig
 from verl.protocol import DataProto
 from verl.trainer.core_algos import BatchTotals
-from verl.utils import distributed
 from verl.utils.balancing import balanced_partition
 from verl.workers.critic import Critic
 
@@ -60,14 +59,12 @@ def train(critic: Critic, rank: int, world_size: int) -> dict[str, Any]:
 
 
 def main(rank: int, world_size: int, port: int, model: str, out: Path) -> None:
-    torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port, world_size, is_master=rank == 0)
-    distributed.init_process_group(store, rank=rank, world_size=world_size, device=torch.device("cpu"))
+    join(rank, world_size, port)
     for name, (options, sequence_parallel_size) in TRAININGS.items():
         critic = make_critic(model, options, sequence_parallel_size)
         torch.save(train(critic, rank, world_size), out / f"{name}_{rank}.pt")
     critic.save(out / "critic")
-    distributed.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

@@ -11,15 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from support.batches import random_batch
 from support.pairs import token_pairs
+from support.ranks import join, leave
 
 from verl.config import DPOAlgorithmConfig, ModelConfig, OptimConfig
 from verl.protocol import DataProto
 from verl.trainer.core_algos import BatchTotals
 from verl.trainer.dpo import batch_of_pairs, share_pairs
-from verl.utils import distributed
 from verl.utils.balancing import balanced_partition
 from verl.workers.dpo import PreferenceTrainer
 from verl.workers.packed_model import MicroBatchLimits
@@ -95,14 +94,12 @@ def all_trainings(model: str, rank: int, world: int) -> Mapping[str, dict[str, A
 
 
 def main(rank: int, world: int, port: int, model: str, out: Path) -> None:
-    torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port, world, is_master=rank == 0)
-    distributed.init_process_group(store, rank=rank, world_size=world, device=torch.device("cpu"))
+    join(rank, world, port)
     torch.manual_seed(0)
     results = all_trainings(model, rank, world)
     if rank == 0:
         torch.save(results, out / "results.pt")
-    distributed.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

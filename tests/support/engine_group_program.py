@@ -10,16 +10,14 @@ import sys
 
 import pytest
 import torch
-import torch.distributed as dist
+from support.ranks import join, leave
 
 from agentgym_rl.errors import EngineError
-from verl.utils import distributed
 from verl.workers.rollout.engine_group import EngineGroup
 
 
 def main(rank: int, world_size: int, port: int, size: int) -> None:
-    store = dist.TCPStore("127.0.0.1", port, world_size, is_master=rank == 0)
-    distributed.init_process_group(store, rank=rank, world_size=world_size, device=torch.device("cpu"))
+    join(rank, world_size, port)
     first = rank - rank % size
     members = list(range(first, first + size))
     group = EngineGroup.join(size, torch.device("cpu"))
@@ -33,7 +31,7 @@ def main(rank: int, world_size: int, port: int, size: int) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = visible
         with pytest.raises(EngineError, match=f"CUDA_VISIBLE_DEVICES='{visible}' in the worker of rank {rank}"):
             EngineGroup.join(size, torch.device("cuda"))
-    distributed.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

@@ -10,12 +10,11 @@ import sys
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from support.batches import random_batch
+from support.ranks import join, leave
 
 from verl.config import ActorConfig, FSDPConfig, ModelConfig, OptimConfig
 from verl.trainer.core_algos import BatchTotals
-from verl.utils import distributed
 from verl.utils.balancing import balanced_partition
 from verl.workers.actor import Actor
 
@@ -23,11 +22,8 @@ LENGTHS = [5, 17, 3, 40, 9, 22]
 
 
 def main(rank: int, world_size: int, port: int, model: str, out: Path, fsdp_size: int, load: str | None) -> None:
-    torch.set_num_threads(1)
     device = torch.device("cpu")
-    if world_size > 1:
-        store = dist.TCPStore("127.0.0.1", port, world_size, is_master=rank == 0)
-        distributed.init_process_group(store, rank=rank, world_size=world_size, device=device)
+    join(rank, world_size, port)
     config = ActorConfig(
         ppo_micro_batch_size_per_gpu=2,
         optim=OptimConfig(lr=1e-3),
@@ -51,7 +47,7 @@ def main(rank: int, world_size: int, port: int, model: str, out: Path, fsdp_size
     (out / f"metrics_{rank}.json").write_text(json.dumps(metrics))
     if rank == 0:
         torch.save(weights, out / "weights.pt")
-    distributed.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

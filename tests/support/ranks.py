@@ -7,6 +7,12 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import NoReturn
+
+import torch
+import torch.distributed as dist
+
+from verl.utils import distributed
 
 TESTS = Path(__file__).parents[1]
 RANK_TIMEOUT_S = 240
@@ -42,3 +48,23 @@ def run_ranks(module: str, world_size: int, *arguments: object) -> None:
         for process in ranks:
             process.kill()
             process.wait()
+
+
+def join(rank: int, world_size: int, port: int) -> None:
+    """Called by a rank's program: meet the others, of which there may be none."""
+    torch.set_num_threads(1)
+    if world_size > 1:
+        store = dist.TCPStore("127.0.0.1", port, world_size, is_master=rank == 0)
+        distributed.init_process_group(store, rank=rank, world_size=world_size, device=torch.device("cpu"))
+
+
+def leave() -> NoReturn:
+    """Called by a rank's program at its end: it has done what it should, and ends with 0.
+
+    Gloo's threads outlive the group that is destroyed. An interpreter that clears itself away beside them ended once
+    with "terminate called without an active exception", so the process ends at once.
+    """
+    distributed.destroy_process_group()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)

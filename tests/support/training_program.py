@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-import torch.distributed as dist
 from support.batches import random_batch
+from support.ranks import join, leave
 
 from verl.config import ActorConfig, ModelConfig, OptimConfig, RefConfig
 from verl.protocol import DataProto
 from verl.trainer.core_algos import BatchTotals
-from verl.utils import distributed
 from verl.utils.balancing import balanced_partition
 from verl.workers import packed_model
 from verl.workers.actor import Actor
@@ -134,10 +133,7 @@ def _refuse_to_read(*_: object) -> NoReturn:
 
 
 def main(rank: int, world_size: int, port: int, model: str, out: Path) -> None:
-    torch.set_num_threads(1)
-    if world_size > 1:
-        store = dist.TCPStore("127.0.0.1", port, world_size, is_master=rank == 0)
-        distributed.init_process_group(store, rank=rank, world_size=world_size, device=torch.device("cpu"))
+    join(rank, world_size, port)
     if rank > 0:
         packed_model.read_model = _refuse_to_read
     for name, training in TRAININGS.items():
@@ -145,7 +141,7 @@ def main(rank: int, world_size: int, port: int, model: str, out: Path) -> None:
         torch.save(result, out / f"{name}_{rank}.pt")
     for factor in BROKEN:
         torch.save(train_past_a_broken_update(model, factor, rank, world_size), out / f"broken_{factor:g}_{rank}.pt")
-    distributed.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":
