@@ -29,6 +29,7 @@ from agentgym_rl.viewer.library import Library
 
 pytestmark = pytest.mark.browser
 
+ROOT = Path(__file__).resolve().parents[3]
 ATTACK = "<img src=x onerror=alert(1)><script>alert(2)</script>\"'><b onmouseover=alert(3)>&amp; ünï 🧵 日本"
 LOOK = ("I look.", "inventory", "Inventory: nothing")
 
@@ -91,6 +92,16 @@ def test_from_the_run_to_why_a_trajectory_failed(browser: Browser, run: Path) ->
         findings.get_by_role("link", name="without an action").click()
         expect(page.locator("section.present")).to_have_attribute("aria-label", "Turn 1")
         expect(page.locator("section.present")).to_contain_text("No action found.")
+
+
+def test_the_pictures_of_the_documentation_can_be_taken_anew(run: Path, tmp_path: Path) -> None:
+    row = json.loads(next(run.glob("trajectories/**/*.jsonl")).read_text().splitlines()[0])
+    command = [sys.executable, "scripts/viewer_pictures.py", str(run), "--item", row["item_id"], "--out", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=120)
+    pictures = {path.stem: path.read_bytes() for path in tmp_path.glob("*.png")}
+    assert pictures.keys() == {path.stem for path in (ROOT / "docs" / "images").glob("viewer-*.png")}
+    assert all(int.from_bytes(content[16:20], "big") == 1280 for content in pictures.values())
+    assert len(set(pictures.values())) == len(pictures)
 
 
 def test_a_point_of_a_curve_leads_to_the_trajectories_of_its_step(browser: Browser, run: Path) -> None:
