@@ -11,10 +11,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+import json
 import logging
 import os
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from importlib.metadata import version
 from typing import Any, Protocol
@@ -137,6 +138,8 @@ class EnvApp:
         chosen = os.environ.get(TOKEN_VARIABLE, "").strip() if token is None else token
         self._authorization = f"Bearer {chosen}".encode() if chosen else None
         self._created: OrderedDict[str, asyncio.Task[Answer]] = OrderedDict()
+        self._askers: Counter[object] = Counter()
+        """Calls of ``/create`` that wait, by their request id."""
         self._routes = self._make_routes()
         self._at_once = self._make_routes_at_once()
         self._paths = {path for _, path in self._routes}
@@ -208,7 +211,10 @@ class EnvApp:
         except _TooLarge as error:
             return _json({"detail": str(error)}, 413)
         id_text = None if request_id is None else request_id.decode("latin-1")
-        return await self.call(method, scope["path"], Request(fields, id_text))
+        request = Request(fields, id_text)
+        if (method, scope["path"]) == ("POST", "/create") and self._inline is None:
+            return await self._create_for(request, receive)
+        return await self.call(method, scope["path"], request)
 
     async def _lifespan(self, receive: Any, send: Any) -> None:
         await receive()
@@ -350,6 +356,34 @@ class EnvApp:
         return _batch_item(await answer("POST", path, Request(body, request_id)))
 
     # ------------------------------------------------------------------------------------------------------ sessions
+
+    async def _create_for(self, request: Request, receive: Any) -> Answer:
+        """The answer to ``/create``, which may take long: a child starts a browser or a virtual machine.
+
+        A session that was made for a client who has left meanwhile is closed, for nobody knows its handle; unless the
+        client asks again and waits for the same session.
+        """
+        key = request.request_id or object()
+        self._askers[key] += 1
+        leaving = asyncio.ensure_future(receive())
+        try:
+            answer = await self.call("POST", "/create", request)
+            if self._askers[key] == 1 and _has_left(leaving):
+                await self._close_unclaimed(request, answer)
+            return answer
+        finally:
+            leaving.cancel()
+            self._askers[key] -= 1
+            if not self._askers[key]:
+                del self._askers[key]
+
+    async def _close_unclaimed(self, request: Request, answer: Answer) -> None:
+        """Close the session that was made, on whichever worker; the same request id makes another one from now on."""
+        handle = _handle_in(answer, self._wire.handle_field)
+        if handle is not None:
+            self._created.pop(request.request_id or "", None)
+            await self.call("POST", "/close", Request({self._wire.handle_field: handle}, None))
+            _requests_log.warning("session %d closed: its client left before it was made", handle)
 
     async def _create_once(self, request: Request) -> Answer:
         """Create; a repeated request id gets the session that the first request made."""
@@ -540,6 +574,20 @@ def _is_authorized(headers: Mapping[bytes, bytes], expected: bytes) -> bool:
 
 def _parse_query(query: bytes) -> Mapping[str, Any]:
     return dict(parse_qsl(query.decode("latin-1"), keep_blank_values=True)) if query else {}
+
+
+def _has_left(leaving: asyncio.Future[Any]) -> bool:
+    """Whether what the connection says after a request's body is that the client is gone."""
+    if not leaving.done() or leaving.cancelled() or leaving.exception() is not None:
+        return False
+    return bool(leaving.result()["type"] == "http.disconnect")
+
+
+def _handle_in(created: Answer, field: str) -> int | None:
+    """The session that an answer to ``/create`` names, in the forms that clients read; None for a refusal."""
+    content = json.loads(created.body) if created.status == 200 else None
+    handle = content.get(field) if isinstance(content, dict) else content
+    return handle if isinstance(handle, int) and not isinstance(handle, bool) else None
 
 
 async def _read_body(receive: Any) -> bytes:

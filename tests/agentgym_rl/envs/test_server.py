@@ -6,7 +6,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,6 +17,7 @@ from support.environments import Script, ScriptedEnvironment, scripted_spec
 from support.servers import serve
 
 from agentgym_rl.envs.base import InvalidCall
+from agentgym_rl.envs.registry import EnvSpec
 from agentgym_rl.envs.server import build_app
 from agentgym_rl.envs.sessions import MAX_HANDLE
 from agentgym_rl.envs.textcraft import SPEC
@@ -428,6 +429,70 @@ def test_a_create_that_breaks_off_before_its_bodys_end_leaves_no_session() -> No
             connection.sendall(b"POST /create HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n")
         time.sleep(0.05)
         assert get(url, "health").json()["sessions"] == script.open == 0
+
+
+class SlowStart:
+    """Environments that take as long to be made as the test wants."""
+
+    def __init__(self) -> None:
+        self.script = Script()
+        self.begun, self.may_go_on = threading.Semaphore(0), threading.Semaphore(0)
+
+    def environment(self) -> ScriptedEnvironment:
+        self.begun.release()
+        assert self.may_go_on.acquire(timeout=20)
+        return ScriptedEnvironment(self.script)
+
+    def spec(self, **changes: Any) -> EnvSpec:
+        return replace(scripted_spec(), environment=self.environment, runs_inline=False, **changes)
+
+    def ask(self, url: str, request_id: str) -> socket.socket:
+        """Send ``/create``, and return when the environment is being made."""
+        address = urlsplit(url)
+        connection = socket.create_connection((address.hostname, address.port), timeout=20)
+        head = f"POST /create HTTP/1.1\r\nHost: x\r\nX-Request-Id: {request_id}\r\nContent-Length: 2\r\n\r\n"
+        connection.sendall(head.encode() + b"{}")
+        return connection
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    "created", [lambda handle, start: {"id": handle}, lambda handle, start: handle], ids=["object", "bare"]
+)
+def test_a_session_whose_client_left_before_it_was_made_is_closed(created: Any) -> None:
+    slow = SlowStart()
+    spec = slow.spec(wire=replace(scripted_spec().wire, created=created))
+    with serve(build_app(spec, max_sessions=1)) as url:
+        slow.ask(url, "a").close()
+        assert slow.begun.acquire(timeout=20)
+        slow.may_go_on.release(2)
+        wait_until(lambda: 'sessions_created_total{environment="scripted"} 1' in get(url, "metrics").text)
+        wait_until(lambda: get(url, "health").json()["sessions"] == 0)
+        assert slow.script.open == 0
+        again = post(url, "create", **{"X-Request-Id": "a"}).json()  # too late for the first session
+        handle = again["id"] if isinstance(again, dict) else again
+        assert post(url, "reset", {"id": handle}).json()["observation"]
+
+
+def test_a_client_that_asks_again_while_its_session_is_made_gets_it() -> None:
+    slow = SlowStart()
+    with serve(build_app(slow.spec(), max_sessions=1)) as url:
+        left = slow.ask(url, "a")
+        assert slow.begun.acquire(timeout=20)
+        with slow.ask(url, "a") as waiting:
+            get(url, "health")  # the server has read what came before
+            left.close()
+            get(url, "health")
+            slow.may_go_on.release()
+            assert waiting.recv(1000).startswith(b"HTTP/1.1 200")
+            assert get(url, "health").json()["sessions"] == slow.script.open == 1
+        assert not slow.begun.acquire(timeout=0)
 
 
 def test_a_body_beyond_the_limit_is_refused(url: str) -> None:
