@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Generic, NoReturn, TypeVar
 
-from agentgym_rl.errors import AgentGymError
+from agentgym_rl.errors import AgentGymError, TooManyFailures
 from verl.config import PPOConfig, SFTConfig
 from verl.single_controller.base import ClusterError, Interrupted, WorkerError, WorkerGroup, WorkerSpec
 from verl.single_controller.signals import StopRequest, stop_on_sigterm
@@ -59,17 +59,15 @@ class TrainingLoop(ABC, Generic[ConfigT]):
         """Train until the last step, or until the time for it is over; the number of steps that are done.
 
         After SIGTERM it saves the last finished step and raises `Terminated`: rollouts are given up, an update is
-        finished first.
+        finished first. `TooManyFailures` of the environments leaves a checkpoint of the last finished step, too.
         """
         with stop_on_sigterm(self._workers.interrupt, saying="saving the last finished step") as stop:
             try:
                 is_over = self._run_steps(stop)
             except Interrupted:
                 is_over = False  # Nothing of the step that was given up has reached the weights.
-            except (WorkerError, ClusterError):
-                raise  # Without all workers no checkpoint is written to its end.
-            except AgentGymError:
-                self._saver.finish()
+            except AgentGymError as error:
+                self._keep_what_is_done(error)
                 raise
             if not is_over:
                 self._save_and_leave()
@@ -115,6 +113,19 @@ class TrainingLoop(ABC, Generic[ConfigT]):
     def save(self) -> dict[str, float]:
         """`CheckpointSaver.save` of the last finished step."""
         return self._saver.save(self._steps_done, self._state())
+
+    def _keep_what_is_done(self, error: AgentGymError) -> None:
+        """Before the run ends with ``error``: where environments failed, in a rollout or a validation, the weights are
+        those of the last finished step, which is saved; elsewhere the checkpoint that is being written is completed.
+        """
+        cause = error.cause if isinstance(error, WorkerError) else error
+        if isinstance(cause, TooManyFailures):
+            if self._steps_done:
+                self._workers.interrupt()  # rollouts of other workers
+                folder = self._saver.save_last(self._steps_done, self._state)
+                print(f"saved after step {self._steps_done}: {folder}; the same command goes on from there", flush=True)
+        elif not isinstance(error, WorkerError | ClusterError):  # without all workers it is never complete
+            self._saver.finish()
 
     def _save_and_leave(self) -> NoReturn:
         folder = self._saver.save_last(self._steps_done, self._state)

@@ -269,6 +269,26 @@ def test_too_many_faults_end_the_run_with_the_first_cause(train: Run) -> None:
         train("trainer.total_training_steps=1", script=Script(fails_at=dict.fromkeys(range(8), 1)))
 
 
+@pytest.mark.parametrize(("phase", "step"), [("_rollout", 3), ("validate", 2)])
+def test_environments_that_fail_late_in_a_run_cost_no_finished_step(
+    train: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: str, step: int
+) -> None:
+    """By default nothing else is saved before the last step."""
+    script, original, in_step = Script(turns=2, fails_at={}), getattr(PPOTrainer, phase), iter(range(1, 9))
+
+    def with_dead_environments(trainer: PPOTrainer, *arguments: Any) -> Any:
+        if next(in_step) == step:
+            script.fails_at.update(dict.fromkeys(range(200), 1))
+        return original(trainer, *arguments)
+
+    options = ("trainer.total_training_steps=4", "trainer.test_freq=1")
+    with monkeypatch.context() as patched, pytest.raises(TooManyFailures, match=r"EnvServerError: .*parity_\d+"):
+        patched.setattr(PPOTrainer, phase, with_dead_environments)
+        train(*options, script=script)
+    assert checkpoints_of(tmp_path / "run") == ["global_step_2"]
+    assert [row["step"] for row in metrics_of(train(*options))] == [1, 2, 3, 4]
+
+
 def test_a_batch_without_signal_is_reported_and_not_trained_on(
     train: Run, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
