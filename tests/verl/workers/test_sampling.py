@@ -47,3 +47,14 @@ def test_log_probs_ignore_the_cut_and_rows_keep_their_own_settings():
     ids, log_probs = sample_tokens(PROBS.log().expand(3, -1), params, torch.full((3,), 0.9))
     assert ids.tolist() == [2, 4, 4]
     assert log_probs.tolist() == pytest.approx([math.log(0.4), math.log(0.04 / 0.3), math.log(0.2)], abs=1e-6)
+
+
+def test_logits_of_16_bit_are_divided_by_the_temperature_as_the_trainer_does_it():
+    generator = torch.Generator().manual_seed(0)
+    logits = (6 * torch.randn(50, 400, generator=generator)).bfloat16()
+    uniforms = torch.rand(50, generator=generator)
+    ids, log_probs = sample_tokens(logits, [SamplingParams(1, temperature=0.7)] * 50, uniforms)
+    expected = (logits.float() / 0.7).log_softmax(-1)
+    assert torch.allclose(log_probs, expected.gather(1, ids[:, None])[:, 0], atol=1e-5)
+    # The id at which the summed probabilities pass the draw.
+    assert ids.tolist() == (expected.exp().double().cumsum(-1) <= uniforms[:, None]).sum(-1).tolist()
