@@ -196,6 +196,13 @@ def alike(decay: float) -> Decay:
     return Decay(decay, np.zeros(0, np.int64), torch.zeros(0))
 
 
+@pytest.mark.parametrize("few", [1, scan._FEW])
+def test_a_decay_that_is_an_integer_leaves_the_others_as_they_are(few):
+    with mock.patch.object(scan, "_FEW", few):
+        sums = suffix_sums(torch.ones(4), Decay(1, np.array([1, 3]), torch.tensor([0.5, 0.0]).double()))
+    assert sums.tolist() == [2.0 + 0.5 * 2.0, 1.0 + 0.5 * 2.0, 2.0, 1.0]
+
+
 def test_suffix_sums_keep_their_precision_over_thousands_of_tokens():
     values = torch.zeros(BLOCK**3 + 7)
     values[-1] = 1.0

@@ -59,7 +59,8 @@ def suffix_sums(values_S: torch.Tensor, decay: Decay) -> torch.Tensor:
 
 
 def _one_by_one(values_S: torch.Tensor, decay: Decay) -> torch.Tensor:
-    factors_S = np.full(len(values_S), decay.common)
+    # NumPy would make integers of an integer's kind, and truncate the other factors to them.
+    factors_S = np.full(len(values_S), decay.common, dtype=np.float64)
     factors_S[decay.odd_O] = decay.factors_O.numpy()
     total, sums = 0.0, []
     for value, factor in zip(reversed(values_S.tolist()), reversed(factors_S.tolist()), strict=True):
