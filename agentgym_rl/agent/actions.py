@@ -1,8 +1,11 @@
 """From the text of an assistant turn to the action it asks for (the ReAct form ``Thought: ... Action: ...``).
 
-The last ``Action:`` at the start of a line decides; when none starts a line, the last one anywhere. What a model writes
-after a line ``Observation:`` is its own guess at the environment's answer and is not read. The action is the first line
-after the label. Code fences, backticks, quotes, asterisks and a final full stop around it are dropped.
+The last ``Action:`` at the start of a line decides; when none starts a line, the last one anywhere. The action is the
+first line after the label. Code fences, backticks, quotes, asterisks and a final full stop around it are dropped.
+
+Not read is what a model only considered: all up to the last ``</think>``. Thinking that never ends is read, for many a
+model forgets to end it. Nor is its own guess at the environment's answer: what follows an action from a line
+``Observation:`` on.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from dataclasses import dataclass
 _LABEL_AT_LINE_START = re.compile(r"^[ \t>*_#`]*action[ \t]*:", re.IGNORECASE | re.MULTILINE)
 _LABEL_ANYWHERE = re.compile(r"\baction[ \t]*:", re.IGNORECASE)
 _THOUGHT_LABEL = re.compile(r"^[\s*_#]*thought[ \t]*:[\s*_]*", re.IGNORECASE)
+_THINKING_END = "</think>"
 _GUESSED_ANSWER = re.compile(r"^[ \t*_#]*observation[ \t]*:", re.IGNORECASE | re.MULTILINE)
 _FENCE_LINE = re.compile(r"```[a-z]*", re.IGNORECASE)
 _QUOTED = re.compile(r"""(["'])((?:(?!\1).)*)\1""")
@@ -46,7 +50,8 @@ def split_thought(text: str) -> tuple[str, str | None]:
 
 def find_action(text: str) -> FoundAction | None:
     """The action of a turn and where it stands; None when there is none."""
-    read = before_guessed_answer(text)
+    answer_start = end_of_thinking(text)
+    read = before_guessed_answer(text[answer_start:])
     label = last_action_label(read)
     if label is None:
         return None
@@ -55,16 +60,23 @@ def find_action(text: str) -> FoundAction | None:
         shown = line.strip()
         action = None if _FENCE_LINE.fullmatch(shown) else _undecorated(" ".join(line.split()))
         if action:
-            begin = start + line.index(shown)
-            return FoundAction(label.start(), begin, begin + len(shown), action)
+            begin = answer_start + start + line.index(shown)
+            return FoundAction(answer_start + label.start(), begin, begin + len(shown), action)
         start += len(line)
     return None
 
 
-def before_guessed_answer(text: str) -> str:
-    """``text`` up to the observation that the model made up; all of it when nothing stands before."""
-    guess = _GUESSED_ANSWER.search(text)
-    return text if guess is None or not text[: guess.start()].strip() else text[: guess.start()]
+def end_of_thinking(text: str) -> int:
+    """Where the answer begins: behind the last ``</think>``; 0 without one."""
+    end = text.rfind(_THINKING_END)
+    return 0 if end < 0 else end + len(_THINKING_END)
+
+
+def before_guessed_answer(text: str, action: re.Pattern[str] = _LABEL_ANYWHERE) -> str:
+    """``text`` up to the observation that the model made up for the first ``action``; all of it without one."""
+    acted = action.search(text)
+    guess = None if acted is None else _GUESSED_ANSWER.search(text, acted.end())
+    return text if guess is None else text[: guess.start()]
 
 
 def last_action_label(text: str) -> re.Match[str] | None:

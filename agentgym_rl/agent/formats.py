@@ -17,7 +17,7 @@ from enum import StrEnum
 from itertools import islice
 from typing import Any
 
-from agentgym_rl.agent.actions import before_guessed_answer, find_action, last_action_label
+from agentgym_rl.agent.actions import before_guessed_answer, end_of_thinking, find_action, last_action_label
 from agentgym_rl.agent.functions import CallError, as_call, find_function, functions_of
 from agentgym_rl.errors import ConfigError
 
@@ -28,6 +28,8 @@ _MAX_OPENINGS = 64
 _JSON_OPENING = re.compile(r"[\[{]")
 _TOOL_CALL = re.compile(r"<tool_call>\s*(?P<call>.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
 _FENCED = re.compile(r"```[a-z]*[ \t]*\n(?P<code>.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
+_CODE_BEGINS = re.compile(r"\baction[ \t]*:|```|^[ \t`\[(]*\w+\(.*\)[ \t`\]]*$", re.IGNORECASE | re.MULTILINE)
+"""The label, a fence, or a line that is a call."""
 
 
 class FormatName(StrEnum):
@@ -245,14 +247,15 @@ def call_text(name: str, arguments: Mapping[str, Any]) -> str:
 
 
 def _json_calls(text: str) -> Iterator[tuple[int, int, int, Mapping[str, Any]]]:
-    """Calls in a text: end of what precedes, start, end and the JSON object; tagged ones, else bare ones."""
-    tagged = list(_TOOL_CALL.finditer(text))
+    """Calls in a turn's answer: end of what precedes, start, end and the JSON object; tagged ones, else bare ones."""
+    answer_start = end_of_thinking(text)
+    tagged = list(_TOOL_CALL.finditer(text, answer_start))
     for match in tagged:
         call = _load_call(match["call"])
         if call is not None:
             yield match.start(), match.start(), match.end(), call
     if not tagged:
-        yield from _bare_calls(text)
+        yield from _bare_calls(text, answer_start)
 
 
 def _load_call(text: str) -> Mapping[str, Any] | None:
@@ -268,9 +271,9 @@ def _as_call_object(value: Any) -> Mapping[str, Any] | None:
     return first if isinstance(first, dict) and isinstance(first.get("name"), str) else None
 
 
-def _bare_calls(text: str) -> Iterator[tuple[int, int, int, Mapping[str, Any]]]:
+def _bare_calls(text: str, answer_start: int) -> Iterator[tuple[int, int, int, Mapping[str, Any]]]:
     decoder, end = json.JSONDecoder(), 0
-    for opening in islice(_JSON_OPENING.finditer(text), _MAX_OPENINGS):
+    for opening in islice(_JSON_OPENING.finditer(text, answer_start), _MAX_OPENINGS):
         begin = opening.start()
         if begin < end:
             continue
@@ -286,7 +289,12 @@ def _bare_calls(text: str) -> Iterator[tuple[int, int, int, Mapping[str, Any]]]:
 def _code_span(text: str) -> tuple[int, int, int]:
     """End of what precedes, start and end of the code: after the last ``Action:``, else the last fenced block, else
     the last line that says something."""
-    read = before_guessed_answer(text)
+    answer_start = end_of_thinking(text)
+    lead_end, start, end = _code_span_of_answer(before_guessed_answer(text[answer_start:], _CODE_BEGINS))
+    return answer_start + lead_end, answer_start + start, answer_start + end
+
+
+def _code_span_of_answer(read: str) -> tuple[int, int, int]:
     label = last_action_label(read)
     begin = label.end() if label else 0
     fences = list(_FENCED.finditer(read, begin))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentgym_rl.agent.actions import parse_action, split_thought
+from agentgym_rl.agent.actions import FoundAction, find_action, parse_action, split_thought
 
 
 @pytest.mark.parametrize(
@@ -25,6 +25,16 @@ from agentgym_rl.agent.actions import parse_action, split_thought
         "Action: get 1 oak logs\nObservation: Got 1 oak logs\nThought: next\nAction: inventory",
         "Thought: the Action: line comes now.\nAction: get 1 oak logs",
         "Action: look\nThought: no, wood first.\nAction: get 1 oak logs",
+        "Thought: ok\nObservation: none seen\nAction: get 1 oak logs",
+        "Thought: ok\n**Observation:** a tree\nAction: get 1 oak logs\nObservation: Got 1 oak logs\nAction: inventory",
+        "Observation: a tree\nAction: get 1 oak logs\nObservation: Got 1 oak logs\nAction: inventory",
+        "Thought: wood. Action: get 1 oak logs\nObservation: Got 1 oak logs\nAction: inventory",
+        "<think>\nAction: look?\n</think>\nAction: get 1 oak logs",
+        "<think>\nmaybe Action: look\nObservation: a tree\n</think>\nThought: wood\nAction: get 1 oak logs",
+        "Action: look\nObservation: a tree\n</think>\n\nAction: get 1 oak logs\nObservation: Got it\nAction: inventory",
+        "<think>look</think>Action: get 1 oak logs",
+        "<think>one</think>\nAction: look\n<think>two</think>\nAction: get 1 oak logs",
+        "<think>\nwood first\nAction: get 1 oak logs",
     ],
 )
 def test_the_action_is_found_where_the_meaning_is_plain(text: str) -> None:
@@ -32,8 +42,9 @@ def test_the_action_is_found_where_the_meaning_is_plain(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "   ", "I will get wood.", "Thought: hm", "Action:", "Action: ```\n```", "Action: **"]
-)
+    "text", ["", "   ", "I will get wood.", "Thought: hm", "Action:", "Action: ```\n```", "Action: **",
+             "<think>Action: look</think>", "<think>\nAction: look\n</think>\nI do not know."]
+)  # fmt: skip
 def test_a_text_without_an_action_gives_none(text: str) -> None:
     assert parse_action(text) is None
 
@@ -47,6 +58,15 @@ def test_thought_and_action_are_told_apart() -> None:
     assert split_thought("Thought: I need\nwood.\nAction: get 1 oak logs") == ("I need\nwood.", "get 1 oak logs")
     assert split_thought("I need wood.\nAction: get 1 oak logs") == ("I need wood.", "get 1 oak logs")
     assert split_thought("Action: get 1 oak logs") == ("", "get 1 oak logs")
+
+
+@pytest.mark.parametrize(
+    "before", ["", "Thought: so\n", "Observation: a tree\n", "<think>\nAction: look\n</think>\n\n"]
+)
+@pytest.mark.parametrize("after", ["", "\nObservation: Got 1 oak logs\nAction: inventory"])
+def test_an_action_is_told_where_it_stands_in_the_whole_turn(before: str, after: str) -> None:
+    found = find_action(f"{before}Action: get 1 oak logs{after}")
+    assert found == FoundAction(len(before), len(before) + 8, len(before) + 22, "get 1 oak logs")
 
 
 def test_without_an_action_the_whole_text_is_the_thought() -> None:

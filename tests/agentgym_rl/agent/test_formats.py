@@ -97,6 +97,9 @@ def test_arguments_that_do_not_fit_are_named(positional, named, message):
         ('{"name": "get", "arguments": "{\\"n\\": 1, \\"item\\": \\"log\\"}"}', "get 1 log"),
         ('{"note": [1]} [2] {"name": "inventory"}', "inventory"),
         ('<tool_call>{bad</tool_call><tool_call>{"name": "inventory"}</tool_call>', "inventory"),
+        ('<think>{"name": "get"}?</think>{"name": "inventory"}', "inventory"),
+        ('<think><tool_call>{"name": "get"}</tool_call>?</think><tool_call>{"name": "inventory"}', "inventory"),
+        ('<think>a <tool_call>?</think>{"name": "inventory"}', "inventory"),
     ],
 )
 def test_calls_are_read_as_models_write_them(text, action):
@@ -104,6 +107,7 @@ def test_calls_are_read_as_models_write_them(text, action):
     assert found.for_environment == f"Action: {action}"
     assert "inventory" in text[found.start : found.end] or "get" in text[found.start : found.end]
     assert text[: found.lead_end] + text[found.start : found.end] in text
+    assert found.start >= text.rfind("</think>")
 
 
 @pytest.mark.parametrize(
@@ -112,6 +116,7 @@ def test_calls_are_read_as_models_write_them(text, action):
         ("Action: inventory", "no function call was found"),
         ("", "no function call was found"),
         ('{"name": 3}', "no function call was found"),
+        ('<think>{"name": "inventory"}</think>I do not know', "no function call was found"),
         ('{"name": "fly"}', "there is no function 'fly'; there are get(n, item)"),
         ('{"name": "get", "arguments": [1, "log"]}', "its arguments are no JSON object"),
         ('{"name": "get", "arguments": "{"}', "its arguments are not JSON"),
@@ -139,6 +144,13 @@ def test_what_is_no_call_is_explained_with_an_example_of_one(text, complaint):
         ("I look.\ninventory()", "inventory()", "inventory"),
         ("Action: [get(1, 'a'), get(1, 'b')]", "[get(1, 'a'), get(1, 'b')]", "get 1 a"),
         ("Action: inventory()\nObservation: nothing", "inventory()", "inventory"),
+        ("Thought: so\nObservation: a tree\nAction: inventory()", "inventory()", "inventory"),
+        ("Thought: so\nObservation: a tree\ninventory()", "inventory()", "inventory"),
+        ("inventory()\nObservation: nothing\nget(1, 'log')", "inventory()", "inventory"),
+        ("[inventory()]\nObservation: nothing\nget(1, 'log')", "[inventory()]", "inventory"),
+        ("```py\ninventory()\n```\nObservation: nothing\n```py\nget(1, 'log')\n```", "inventory()", "inventory"),
+        ("<think>\nAction: get(1, 'log')\nObservation: ok\n</think>\ninventory()", "inventory()", "inventory"),
+        ("<think>Action: get(1, 'log')</think>\n```py\ninventory()\n```", "inventory()", "inventory"),
         ("Action: get(1, 'log')\nand then more(", "get(1, 'log')\nand then more(", "get 1 log"),
         ("Action: craft_using(4, 'oak planks', ['1 oak log', '2 stick'])", None, LONG),
         ("Action: get(-1, r'\\d')", None, "get -1 \\d"),
