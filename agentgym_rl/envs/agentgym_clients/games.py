@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, ClassVar
 
-from agentgym_rl.agent.actions import parse_action
+from agentgym_rl.agent.actions import end_of_thinking, parse_action
 from agentgym_rl.client.bare import BareClient
 from agentgym_rl.client.base import EnvClient
 from agentgym_rl.errors import EnvProtocolError
@@ -53,13 +53,14 @@ class SqlGymClient(BareClient):
     state_field = "state"
 
     def _action_in(self, text: str) -> str | None:
-        blocks = _SQL_BLOCK.findall(text)
-        if blocks:
-            return str(blocks[-1]).strip()
-        return parse_action(text)
+        blocks = _BLOCK.finditer(text, end_of_thinking(text))
+        statements = [block["code"].strip() for block in blocks if block["language"].lower() in _SQL]
+        return next(filter(None, reversed(statements)), None) or parse_action(text)
 
 
-_SQL_BLOCK = re.compile(r"```(?:sqlite|sql)?\s(.*?)```", re.IGNORECASE | re.DOTALL)
+_BLOCK = re.compile(r"```(?P<language>[^\s`]*)(?P<code>.*?)```", re.DOTALL)
+"""Of any language: else the end of one would pass for the beginning of the next."""
+_SQL = ("", "sql", "sqlite")
 
 
 class AlfWorldClient(EnvClient):

@@ -223,8 +223,17 @@ def test_wordle() -> None:
         ("Thought: so\nAction: ```sql\nSELECT a\nFROM t;\n```", "SELECT a\nFROM t;"),
         ("```SQL SELECT 1;```", "SELECT 1;"),
         ("```sql\nSELECT 1;\n```\nor better\n```sql\nSELECT 2;\n```", "SELECT 2;"),
+        ("The tables:\n```text\nusers(id)\n```\nSo it is:\n```sql\nSELECT 1;\n```", "SELECT 1;"),
+        ("```python\nx = 1\n```\nthen\n```SQLite\nSELECT 1;\n```\nDone.", "SELECT 1;"),
+        ("```\nSELECT 1;\n```\ngives\n```text\n5\n```\nand that is all", "SELECT 1;"),
+        ("```text\nt(a)\n```\nand\n```text\nu(b)\n```\nAction: SELECT 4;", "SELECT 4;"),
+        ("<think>A ``` opens; ```sql\nSELECT 0;\n```?</think>\n```sql\nSELECT 1;\n```", "SELECT 1;"),
+        ("<think>Perhaps ```sql\nSELECT 0;\n```</think>\nAction: SELECT 5;", "SELECT 5;"),
         ("Action: SELECT 3;", "SELECT 3;"),
         ("I do not know", None),
+        ("```sql\nSELECT 1;\n```\n```sql\n```", "SELECT 1;"),
+        ("```sql\n```", None),
+        ("```text\nt(a)\n```\nand nothing\n```text\nelse\n```", None),
     ],
 )
 def test_sqlgym(text: str, sent: str | None) -> None:
