@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from agentgym_rl.agent.actions import parse_action
+from agentgym_rl.agent.actions import end_of_thinking, parse_action
 
 MAX_ECHO = 200
 
@@ -56,8 +56,11 @@ class Action:
     """The tab; for scrolling 1 is down and -1 is up."""
 
 
-_BLOCK = re.compile(r"```(?:[a-z]+\n)?(.*?)```", re.DOTALL)
-_ALONE = re.compile(rf"\s*(?:{'|'.join(Kind)})\s*(?:\[.*\]\s*)?", re.DOTALL)
+_KINDS = "|".join(Kind)
+_LANGUAGE = rf"(?!(?:{_KINDS})\b)[a-z]+[ \t]*\r?\n"
+"""The word behind the opening backticks, where it is no action."""
+_BLOCK = re.compile(rf"```(?:{_LANGUAGE})?(.*?)```", re.DOTALL | re.IGNORECASE)
+_ALONE = re.compile(rf"\s*(?:{_KINDS})\s*(?:\[.*\]\s*)?", re.DOTALL)
 _WORD = re.compile(r"\s*([a-z_]+)\s*(.*)", re.DOTALL | re.IGNORECASE)
 _ELEMENT = re.compile(r"\[\s*(\d{1,9})\s*\]")
 _TYPE = re.compile(r"\[\s*(\d{1,9})\s*\]\s*\[(.*?)\]\s*(?:\[\s*(?:press_enter_after\s*=\s*)?([01])\s*\])?", re.DOTALL)
@@ -89,10 +92,11 @@ def read_action(text: str) -> Action:
 
 
 def written_action(text: str) -> str | None:
-    """The action as the agent wrote it; None when it wrote none."""
-    if (block := _BLOCK.search(text)) is not None:
+    """The action as the agent wrote it behind its thinking; None when it wrote none."""
+    answer = text[end_of_thinking(text) :]
+    if (block := _BLOCK.search(answer)) is not None:
         return block[1].strip()
-    return text.strip() if _ALONE.fullmatch(text) else parse_action(text)
+    return answer.strip() if _ALONE.fullmatch(answer) else parse_action(answer)
 
 
 def _bare(kind: Kind, rest: str) -> Action:

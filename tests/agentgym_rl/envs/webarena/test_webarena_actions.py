@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentgym_rl.envs.webarena.actions import Action, Kind, NotAnAction, read_action
+from agentgym_rl.envs.webarena.actions import Action, Kind, NotAnAction, read_action, written_action
 
 
 @pytest.mark.parametrize(
@@ -37,6 +37,25 @@ from agentgym_rl.envs.webarena.actions import Action, Kind, NotAnAction, read_ac
 def test_every_action_is_read_from_the_first_block(written: str, action: Action) -> None:
     assert read_action(f"Let me think. ```{written}``` or else ```go_back```") == action
     assert read_action(f"```\n{written}\n```") == action
+
+
+@pytest.mark.parametrize("opening", ["", "\n", "bash\n", "Text \n", "typescript\n", "json\r\n"])
+@pytest.mark.parametrize("kind", Kind)
+def test_the_first_word_of_a_block_is_its_language_only_where_it_is_no_kind_of_action(kind: Kind, opening: str) -> None:
+    text = f"```{opening}{kind}\n```"
+    assert written_action(text) == kind
+
+
+def test_an_action_may_take_several_lines() -> None:
+    assert read_action("```scroll\n[down]\n```") == Action(Kind.SCROLL, number=1)
+    assert read_action("```click \n[5]```") == Action(Kind.CLICK, element=5)
+
+
+def test_an_action_that_is_only_considered_is_not_carried_out() -> None:
+    assert read_action("<think>Perhaps ```go_back```?</think>\n```click [4]```") == Action(Kind.CLICK, element=4)
+    assert read_action("go_back?\n</think>\nstop [39]") == Action(Kind.STOP, text="39")
+    with pytest.raises(NotAnAction, match="no action found"):
+        read_action("<think>Perhaps ```go_back```?</think>\nI do not know.")
 
 
 def test_a_react_turn_without_a_block_is_understood_too() -> None:
