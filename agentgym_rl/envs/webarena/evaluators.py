@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 _LAST_PAGE = "last"
 _LAST_URL = "__last_url__"
 _QUOTES = ("'", '"')
+_DASHES = r"\-\u2212\u2013"
+"""Hyphen, minus and the dash of ranges; two hyphens are a dash between words."""
+_WORD_BEGINS = rf"(?<![\w./:])(?<!(?<!-)[{_DASHES}])(?<!\d,)"
+_WORD_ENDS = rf"(?!\w|[./:{_DASHES}]\w|,\d)"
 
 
 # ------------------------------------------------------------------------------------------------------------- answers
@@ -42,10 +46,12 @@ def clean(text: str) -> str:
 
 
 def includes(reference: str, answer: str, *, whole_word: bool) -> bool:
-    """Whether ``answer`` contains ``reference``. A single character may have to stand alone: 5 is not in 15 or 0.5."""
+    """Whether ``answer`` contains ``reference``. A single character may have to be a word of its own: 5 is not in 15,
+    0.5, -5 or 15/5/2023.
+    """
     reference, answer = clean(reference), clean(answer)
     if whole_word and len(reference) == 1:
-        return re.search(rf"(?<![\w.]){re.escape(reference)}(?!\w|[.,]\d)", answer) is not None
+        return re.search(f"{_WORD_BEGINS}{re.escape(reference)}{_WORD_ENDS}", answer) is not None
     return reference in answer
 
 

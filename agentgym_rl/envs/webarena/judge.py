@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from agentgym_rl.agent.actions import end_of_thinking
 from agentgym_rl.client.connection import environment_token
 from agentgym_rl.errors import EngineError, EnvServerError
 from agentgym_rl.hosted.endpoint import HostedModel
@@ -12,7 +13,10 @@ from agentgym_rl.types import Message, Role
 KEY_VARIABLE = "JUDGE_API_KEY"
 _TIMEOUT_S = 60.0
 _TRIES = 3
-_VERDICT = re.compile(r"\b(yes|no)\b", re.IGNORECASE)
+_VERDICT = re.compile(
+    r"(?<![^\W_])(yes|no(?![ \t]+(?!(?:because|since|as|it|the|this|that|they)\b)[a-z]))(?![^\W_])", re.IGNORECASE
+)
+"""Yes or no as a word of its own, in markup or not. In "no contradiction" the no belongs to the next word."""
 
 _SAME = """A person was asked: {question}
 The right answer is: {reference}
@@ -57,10 +61,21 @@ class Judge:
             except EngineError as error:
                 trouble = str(error)
                 continue
-            verdicts = _VERDICT.findall(text)
-            if verdicts:
-                return bool(verdicts[-1].lower() == "yes")
-            trouble = f"neither yes nor no in {text[:200]!r}"
+            verdict = _verdict(text)
+            if verdict is not None:
+                return verdict
+            trouble = f"neither a plain yes nor a plain no in {text[:200]!r}"
         raise EnvServerError(
             f"the judge {self._model.model} at {self._model.api_base} gave no verdict in {_TRIES} tries: {trouble}"
         )
+
+
+def _verdict(text: str) -> bool | None:
+    """The yes or no that an answer begins with, or else all that it says; None when there is none, or they differ."""
+    answer = text[end_of_thinking(text) :]
+    verdicts = list(_VERDICT.finditer(answer))
+    if not verdicts or "<think>" in answer:  # it was cut off while it thought
+        return None
+    said = [verdict[1].lower() == "yes" for verdict in verdicts]
+    is_first_word = not re.search(r"[^\W_]", answer[: verdicts[0].start()])
+    return said[0] if is_first_word or len(set(said)) == 1 else None

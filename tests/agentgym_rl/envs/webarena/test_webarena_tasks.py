@@ -213,6 +213,12 @@ def test_sites_that_a_task_needs_and_nobody_configured_are_named() -> None:
         ("5", "15", False, True),
         ("Quest", "the quest band", True, True),
         ("'Quest'", "QUEST", True, True),
+        *(
+            ("5", part, True, True)
+            for part in ("5", "(5)", "$5", "5%", "5's", "5, 6", "is 5 stars", "5: good", "so--5")
+        ),
+        *(("5", whole, True, False) for whole in ("15/5/2023", "5/10", "4/5", "-5", "3-5", "5-star", "5:30", "12:5")),
+        *(("5", whole, True, False) for whole in ("\u22125", "3\u20135", "5.3", ".5", "5.x", "5,000", "1,5", "n:5")),
     ],
 )
 def test_an_answer_includes_a_reference(reference: str, answer: str, whole_word: bool, found: bool) -> None:
@@ -273,7 +279,42 @@ def test_a_judge_hears_why_a_task_cannot_be_done(tmp_path: Path) -> None:
     assert "There is no such hotel" in asked[0]["messages"][0]["content"]
 
 
-@pytest.mark.parametrize("replies", [("",), ("perhaps",)])
+@pytest.mark.parametrize(
+    ("reply", "same"),
+    [
+        ("yes", True),
+        ("No.", False),
+        ("**Yes**", True),
+        ("__no__", False),
+        ("Yes. There is no contradiction with the reason.", True),
+        ("Yes, no difference in meaning.", True),
+        ("No. A yes would need the year.", False),
+        ("No because a yes would need the year.", False),
+        ("no\n\nOtherwise I would have said yes.", False),
+        ("No contradiction with the reason, so yes.", True),
+        ("The answer is yes: there is no difference.", True),
+        ("Verdict: no", False),
+        ("<think>\nIs it a yes? The year: no.\n</think>\n\nYes", True),
+        ("It says so, yes. Or no? Yes!\n</think>\n`no`", False),
+    ],
+)
+def test_a_judge_that_says_more_than_one_word_is_understood(reply: str, same: bool) -> None:
+    with scripted_model(reply) as (url, asked):
+        assert Judge(url, "small").same_meaning(question="q", reference="r", answer="a") is same
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize(
+    "replies",
+    [
+        ("",),
+        ("perhaps",),
+        ("Rather yes, but strictly: no.",),
+        ("There is no contradiction.",),
+        ("<think>yes or no?</think>",),
+        ("<think>\nYes, it seems",),
+    ],
+)
 def test_a_judge_without_a_verdict_is_a_fault_and_no_score(tmp_path: Path, replies: tuple[str, ...]) -> None:
     task = answers(tmp_path, fuzzy_match=["16min"])
     with scripted_model(*replies) as (url, asked), pytest.raises(EnvServerError, match="gave no verdict in 3 tries"):
