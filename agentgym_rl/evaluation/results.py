@@ -25,14 +25,13 @@ from agentgym_rl.evaluation.report import Report, finished_samples, make_report,
 from agentgym_rl.evaluation.usage import Prices, read_usage
 from agentgym_rl.files import write_whole
 from agentgym_rl.rollout.handler import RolloutRequest
-from agentgym_rl.rollout.log import read_trajectories
+from agentgym_rl.rollout.log import TRAJECTORY_FOLDER, read_trajectories
 from agentgym_rl.types import Item, Trajectory
 
 SETTINGS_FILE = "settings.json"
 REQUESTED_FILE = "requested.json"
 REPORT_FILE = "report.json"
 USAGE_FILE = "usage.jsonl"
-TRAJECTORY_FOLDER = "trajectories"
 
 Sample = tuple[str, int]
 """Item id and sample index."""
@@ -148,8 +147,14 @@ def _write_json(path: Path, value: Any) -> None:
 
 
 def _chosen(trajectories: Sequence[Trajectory], requested: Requested) -> list[Trajectory]:
-    wanted = requested.samples
-    return [t for t in one_per_sample(trajectories) if (t.item.item_id, t.sample_index) in wanted]
+    """The trajectories that count, each with its item as it was asked for: a file that was written under another list
+    has the categories of that one."""
+    wanted, items = requested.samples, {item.item_id: item for item in requested.items}
+    return [
+        dataclasses.replace(trajectory, item=items[trajectory.item.item_id])
+        for trajectory in one_per_sample(trajectories)
+        if (trajectory.item.item_id, trajectory.sample_index) in wanted
+    ]
 
 
 def _read_json(path: Path) -> Any:

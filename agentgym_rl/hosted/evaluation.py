@@ -24,7 +24,6 @@ from agentgym_rl.envs.registry import get_spec
 from agentgym_rl.errors import ConfigError
 from agentgym_rl.evaluation.report import Report
 from agentgym_rl.evaluation.results import (
-    TRAJECTORY_FOLDER,
     USAGE_FILE,
     Requested,
     claim_folder,
@@ -40,7 +39,7 @@ from agentgym_rl.hosted.endpoint import Endpoint, HostedModel
 from agentgym_rl.hosted.engine import HostedEngine, Pace
 from agentgym_rl.rollout.collector import RolloutSettings, TokenLimits, check_failures, collect
 from agentgym_rl.rollout.handler import RolloutRequest
-from agentgym_rl.rollout.log import TrajectoryLog
+from agentgym_rl.rollout.log import TRAJECTORY_FOLDER, TrajectoryLog
 from agentgym_rl.rollout.requests import make_requests
 from agentgym_rl.types import Item, SamplingParams, Trajectory
 

@@ -38,6 +38,8 @@ from agentgym_rl.errors import ConfigError
 from agentgym_rl.types import Aside, FinishReason, Item, Part, PartKind, StopReason, Trajectory, Turn
 
 FORMAT_VERSION = 1
+TRAJECTORY_FOLDER = "trajectories"
+"""Where trainings and evaluations keep trajectory files, below their own folder."""
 _COLUMNS = {"input_ids": np.int32, "loss_mask": np.int8, "sequence_ids": np.int32, "rollout_log_probs": np.float32}
 _INTEGER_COLUMNS = ("input_ids", "loss_mask", "sequence_ids")
 _PLAIN_FIELDS = (
@@ -106,10 +108,11 @@ class LogContents:
 def read_trajectories(path: str | Path) -> LogContents:
     """Read one file, or all ``.jsonl`` files of a folder and its subfolders; a path that does not exist holds nothing.
 
+    Of a folder of results or of a training, which keep other records as well, what lies in their `TRAJECTORY_FOLDER`.
     Raises `ConfigError` naming file and line for a row, other than a torn last one, that is no trajectory.
     """
     path = Path(path)
-    files = sorted(path.rglob("*.jsonl")) if path.is_dir() else [path] if path.exists() else []
+    files = _files_of(path) if path.is_dir() else [path] if path.exists() else []
     trajectories: list[Trajectory] = []
     torn: list[Path] = []
     for file in files:
@@ -117,6 +120,11 @@ def read_trajectories(path: str | Path) -> LogContents:
         trajectories += [from_row(row, f"{file} line {number}") for number, row in enumerate(rows, 1)]
         torn += [file] * is_torn
     return LogContents(tuple(trajectories), tuple(torn))
+
+
+def _files_of(folder: Path) -> list[Path]:
+    found = sorted(folder.rglob("*.jsonl"))
+    return [file for file in found if TRAJECTORY_FOLDER in file.relative_to(folder).parent.parts] or found
 
 
 def read_row(line: str | bytes, where: str) -> Trajectory:

@@ -101,7 +101,7 @@ class Goals:
     def _unknown(self, wanted: dict[str, Summary]) -> set[str]:
         """Those that are still to be found; tasks without a panel are known from the start."""
         tasks = {task: _has_panel(task) for task in {summary.task for summary in wanted.values()}}
-        unknown = {id for id, summary in wanted.items() if self._known.get(id, (None,))[0] != summary}
+        unknown = {id for id, summary in wanted.items() if self._known.get(id, (None,))[0] is not summary}
         for id in [id for id in unknown if not tasks[wanted[id].task]]:
             self._known[id] = (wanted[id], NO_GOAL)
             unknown.remove(id)

@@ -23,10 +23,10 @@ from typing import Any
 import msgspec
 
 from agentgym_rl.errors import ConfigError
+from agentgym_rl.rollout.log import TRAJECTORY_FOLDER
 from agentgym_rl.viewer.rows import NotATrajectory, Summary, decode, summarise
 
 METRICS_FILE = "metrics.jsonl"
-_TRAJECTORY_FOLDER = "trajectories"
 _STEP_FOLDER = re.compile(r"(?P<val>val_)?step(?P<step>\d+)")
 _SKIPPED_FOLDER = re.compile(r"global_step_\d+.*|tensorboard|\..*")
 _ROW_NUMBER = re.compile(r"0|[1-9]\d{0,11}", re.ASCII)
@@ -382,7 +382,7 @@ def _run_of(name: str) -> str:
     parts = PurePosixPath(name).parent.parts
     if parts and _STEP_FOLDER.fullmatch(parts[-1]):
         parts = parts[:-1]
-    if parts and parts[-1] == _TRAJECTORY_FOLDER:
+    if parts and parts[-1] == TRAJECTORY_FOLDER:
         parts = parts[:-1]
     return PurePosixPath(*parts).as_posix()
 

@@ -120,7 +120,7 @@ def filtered(library: Library, filters: Filters, searches: Searches, budget_s: f
     """Those that pass, in the library's order. The filters that cost most see what the others have let pass."""
     chosen = [summary for summary in library.summaries() if _passes(summary, filters)]
     if filters.text:
-        found = searches.find(library, filters.text, [summary.id for summary in chosen])
+        found = searches.find(library, filters.text, chosen)
         chosen = [summary for summary in chosen if summary.id in found]
     if not filters.goal:
         return Filtered(chosen, 0)
@@ -212,21 +212,23 @@ class Searches:
 
     def __init__(self) -> None:
         self.goals = Goals()
-        self._results: OrderedDict[str, dict[str, bool]] = OrderedDict()
+        self._results: OrderedDict[str, dict[str, tuple[Summary, bool]]] = OrderedDict()
+        """By text and id; another summary under the same id is that of a file written anew."""
         self._lock = threading.Lock()
 
-    def find(self, library: Library, text: str, ids: Iterable[str]) -> set[str]:
-        """Those of the trajectories ``ids`` in whose messages ``text`` stands, whatever its case."""
+    def find(self, library: Library, text: str, summaries: Iterable[Summary]) -> set[str]:
+        """Ids of the trajectories in whose messages ``text`` stands, whatever its case."""
         wanted = text.casefold()
         with self._lock:
             known = self._results.setdefault(wanted, {})
             self._results.move_to_end(wanted)
             while len(self._results) > _NUM_SEARCHES:
                 self._results.popitem(last=False)
-            ids = set(ids)
-            for summary, row in library.read_rows(ids - known.keys()):
-                known[summary.id] = _contains(row, wanted)
-            return {id for id in ids if known.get(id)}
+            asked = {summary.id: summary for summary in summaries}
+            unknown = {id for id, summary in asked.items() if known.get(id, (None,))[0] is not summary}
+            for summary, row in library.read_rows(unknown):
+                known[summary.id] = (summary, _contains(row, wanted))
+            return {id for id in asked if id in known and known[id][1]}
 
 
 def _contains(row: bytes, wanted: str) -> bool:

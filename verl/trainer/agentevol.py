@@ -29,9 +29,9 @@ from agentgym_rl.data.conversations import Conversation, read_conversations, wri
 from agentgym_rl.data.items import overlap
 from agentgym_rl.errors import ConfigError
 from agentgym_rl.evaluation.report import Report, one_per_sample
-from agentgym_rl.evaluation.results import TRAJECTORY_FOLDER, claim_folder
+from agentgym_rl.evaluation.results import claim_folder
 from agentgym_rl.files import write_whole
-from agentgym_rl.rollout.log import read_trajectories
+from agentgym_rl.rollout.log import TRAJECTORY_FOLDER, read_trajectories
 from agentgym_rl.types import Item, Trajectory
 from verl.config import (
     AgentEvolConfig,

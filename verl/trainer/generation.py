@@ -8,7 +8,6 @@ from typing import Any
 
 from agentgym_rl.evaluation.report import Report
 from agentgym_rl.evaluation.results import (
-    TRAJECTORY_FOLDER,
     Requested,
     claim_folder,
     missing_requests,
@@ -18,6 +17,7 @@ from agentgym_rl.evaluation.results import (
 )
 from agentgym_rl.evaluation.versions import library_versions, server_versions
 from agentgym_rl.rollout.collector import RolloutRequest, check_failures
+from agentgym_rl.rollout.log import TRAJECTORY_FOLDER
 from agentgym_rl.types import Item
 from verl.config import GenerationConfig
 from verl.single_controller.base import Interrupted, WorkerGroup, WorkerSpec

@@ -18,10 +18,9 @@ import numpy as np
 from agentgym_rl.agent.chat import ChatTemplate
 from agentgym_rl.errors import ConfigError
 from agentgym_rl.files import write_whole
-from agentgym_rl.rollout.log import read_row, read_trajectories
+from agentgym_rl.rollout.log import TRAJECTORY_FOLDER, read_row, read_trajectories
 from agentgym_rl.types import SamplingParams, Trajectory
 from verl.config import PPOConfig
-from verl.trainer.rollouts import TRAJECTORY_FOLDER
 from verl.trainer.step_rollouts import StepRollouts
 
 STEP_FILE = "step.json"

@@ -10,6 +10,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from agentgym_rl.rollout.collector import RolloutRequest, by_sample
+from agentgym_rl.rollout.log import TRAJECTORY_FOLDER
 from agentgym_rl.rollout.requests import make_requests
 from agentgym_rl.types import Trajectory
 from verl.config import RolloutConfig
@@ -18,8 +19,6 @@ from verl.utils.balancing import restore_order
 from verl.workers.setup import RolloutOrder, RolloutShare
 
 __all__ = ["Rollout", "RolloutUsage", "generate", "generate_anew", "make_requests", "trajectory_folder"]
-
-TRAJECTORY_FOLDER = "trajectories"
 
 
 @dataclass(frozen=True)

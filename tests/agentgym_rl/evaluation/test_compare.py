@@ -12,8 +12,8 @@ from support.rollouts import make_trajectory
 from agentgym_rl.cli import main
 from agentgym_rl.errors import ConfigError
 from agentgym_rl.evaluation.compare import compare, read_evaluation
-from agentgym_rl.evaluation.results import TRAJECTORY_FOLDER, Requested, claim_folder, note_requested
-from agentgym_rl.rollout.log import TrajectoryLog
+from agentgym_rl.evaluation.results import Requested, claim_folder, note_requested, report_on
+from agentgym_rl.rollout.log import TRAJECTORY_FOLDER, TrajectoryLog
 from agentgym_rl.types import Item, StopReason
 
 
@@ -38,6 +38,17 @@ def folders(tmp_path: Path) -> list[Path]:
         write_evaluation(tmp_path / "a", {0: [0, 1], 1: [0, 0], 2: [1, 1], 3: [0.5, 0]}, temperature=1),
         write_evaluation(tmp_path / "b", {0: [1, 1], 1: [1, 0], 2: [1, 1], 4: [0, 0]}, temperature=0),
     ]
+
+
+def test_categories_are_those_that_the_latest_run_asked_for(tmp_path: Path) -> None:
+    """Results that are there already are not made again, and their rows name the categories of an earlier list."""
+    folder = write_evaluation(tmp_path / "a", {0: [0, 1], 1: [0, 0]})
+    assert [scores.name for scores in report_on(folder).categories] == ["even", "odd"]
+    for categories in (("easy", "hard"), ("", "")):
+        items = tuple(Item("toy", index, category) for index, category in enumerate(categories))
+        note_requested(folder, Requested(items, 2))
+        assert [scores.name for scores in report_on(folder).categories] == [name for name in categories if name]
+    assert report_on(folder).overall.avg == 0.25
 
 
 def test_differences_are_over_the_items_that_both_have(folders: list[Path]) -> None:

@@ -179,5 +179,15 @@ def test_a_field_of_any_wrong_form_is_an_error_that_names_the_row(value):
             assert str(error).startswith("file line 4")
 
 
+@pytest.mark.parametrize("place", ["trajectories/0.jsonl", "trajectories/step1/0.jsonl", "one/trajectories/0.jsonl"])
+def test_of_a_folder_that_keeps_other_records_too_the_trajectories_are_read(tmp_path, trajectory, place):
+    """``usage.jsonl`` of an evaluation, ``metrics.jsonl`` of a training."""
+    with TrajectoryLog(tmp_path / place) as log:
+        log.write(trajectory)
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
+    (tmp_path / "usage.jsonl").write_text('{"tokens": 3}\n')
+    assert len(read_trajectories(tmp_path).trajectories) == 1
+
+
 def test_a_folder_that_does_not_exist_holds_nothing(tmp_path):
     assert read_trajectories(tmp_path / "none").trajectories == ()

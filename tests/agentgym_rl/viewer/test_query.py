@@ -110,6 +110,17 @@ def test_a_search_reads_each_row_once_and_new_ones_later(library: Library, monke
     assert reads == [11, 0, 1]
 
 
+def test_a_file_that_is_written_anew_is_searched_anew(library: Library) -> None:
+    searches, file = Searches(), library.root / "eval/trajectories/0.jsonl"
+    for fruit in ("apple", "melon and more", "apple, and then some"):
+        write_rows(file, [make_trajectory(9, task="babyai", turns=[("I look.", "take", f"an {fruit}")])])
+        library.refresh()
+        assert [len(select(library, Query(text=text), searches)) for text in ("an apple", "an melon")] == [
+            int("apple" in fruit),
+            int("melon" in fruit),
+        ]
+
+
 @pytest.mark.parametrize(
     "fields",
     [{"limit": 0}, {"limit": 10**6}, {"offset": -1}, {"sort": "id; drop"}, {"score_min": "nan"}, {"path": "/etc"}],

@@ -12,7 +12,6 @@ from support.rollouts import ScriptedClient, ScriptedEngine, frameless_chat, mak
 
 from agentgym_rl.evaluation.results import (
     REPORT_FILE,
-    TRAJECTORY_FOLDER,
     Requested,
     claim_folder,
     missing_requests,
@@ -21,7 +20,7 @@ from agentgym_rl.evaluation.results import (
     write_report,
 )
 from agentgym_rl.rollout.collector import collect
-from agentgym_rl.rollout.log import TrajectoryLog
+from agentgym_rl.rollout.log import TRAJECTORY_FOLDER, TrajectoryLog
 from agentgym_rl.rollout.requests import make_requests
 from agentgym_rl.types import Item, StepOutput, StopReason
 from verl.workers.rollout.hand_out import HandOut
