@@ -23,7 +23,6 @@ from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
     get_optimizer_state_dict,
     set_model_state_dict,
-    set_optimizer_state_dict,
 )
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
@@ -37,7 +36,7 @@ from verl.models.policy import PackedModule, PolicyModule, ReadOut
 from verl.models.sequence_parallel import SequenceParallel
 from verl.protocol import DataProto
 from verl.utils import distributed
-from verl.workers.offload import optimizer_on_device
+from verl.workers.offload import move_optimizer, optimizer_on_device
 from verl.workers.packed_model import MergedBatch, MicroBatchLimits, PackedModel, Placement, StatesOf, dummy_batch
 
 ADAPTER_FOLDER = "lora_adapter"
@@ -278,20 +277,34 @@ class LanguageModelTrainer:
         return write
 
     def load(self, folder: Path) -> None:
-        """Go on from what `save` wrote, with this or another number of ranks."""
+        """Go on from what `save` wrote, with this or another number of ranks.
+
+        Learning rate, weight decay and betas are those of this trainer's own configuration.
+        """
         state = self._state()
         with _quiet_without_group():
+            # Into the tensors of the optimizer itself. To set its state by what was read would take over its options
+            # too, and would put it where the weights are now, which need not be where it rests.
             dcp.load(state, checkpoint_id=folder, no_dist=not _has_group())
         set_model_state_dict(self.module, state["model"])
-        set_optimizer_state_dict(self.module, self._optimizer, state["optimizer"])
         self.num_updates = state["schedule"]["num_updates"]
 
     def _state(self) -> dict[str, Any]:
+        if not self._optimizer.state:
+            self._begin_optimizer()
         return {
             "model": get_model_state_dict(self.module),
             "optimizer": get_optimizer_state_dict(self.module, self._optimizer),
             "schedule": {"num_updates": self.num_updates},
         }
+
+    def _begin_optimizer(self) -> None:
+        """Give the optimizer the state that its first step begins with, where that rests."""
+        # torch makes it by a step without gradients, which leaves zeros everywhere but counts as a step.
+        get_optimizer_state_dict(self.module, self._optimizer)
+        for tensors in self._optimizer.state.values():
+            tensors["step"].zero_()
+        move_optimizer(self._optimizer, torch.device("cpu") if self._offloads_optimizer else self.device)
 
     def export_huggingface(self, folder: Path) -> None:
         """Write the model and its tokenizer for `from_pretrained` and vLLM; rank 0 writes.
