@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
@@ -11,6 +12,19 @@ from agentgym_rl.errors import ConfigError
 TOKEN_VARIABLE = "AGENTGYM_TOKEN"
 """Environment variable with the token of servers that want one."""
 _FORM = "must be a URL such as http://127.0.0.1:36001, or several in a list or with commas between"
+
+
+def environment_token(variable: str = TOKEN_VARIABLE) -> str | None:
+    """The token that servers ask for, from the environment, if there is one. Raises as `checked_token`."""
+    return checked_token(os.environ.get(variable, ""), variable) or None
+
+
+def checked_token(token: str, name: str) -> str:
+    """``token`` without blanks around it, as a header can carry it; raises `ConfigError`, which does not repeat it."""
+    token = token.strip()
+    if not token.isascii() or not token.isprintable() or " " in token:
+        raise ConfigError(f"{name}: must be printable ASCII without spaces")
+    return token
 
 
 def parse_addresses(env_addr: Any) -> tuple[str, ...]:

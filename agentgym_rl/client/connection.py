@@ -7,7 +7,6 @@ import io
 import ipaddress
 import itertools
 import json
-import os
 import socket
 import time
 import uuid
@@ -25,8 +24,8 @@ from urllib3 import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import MaxRetryError, NewConnectionError, ReadTimeoutError
 
-from agentgym_rl.client.addresses import TOKEN_VARIABLE
-from agentgym_rl.errors import ConfigError, EnvFull, EnvProtocolError, EnvTimeout, EnvUnreachable
+from agentgym_rl.client.addresses import environment_token
+from agentgym_rl.errors import EnvFull, EnvProtocolError, EnvTimeout, EnvUnreachable
 
 CONNECT_TIMEOUT_S = 5.0
 _KEEPALIVE_S = 60
@@ -64,7 +63,7 @@ class Connection:
         """Calls sent again so far."""
         self._connect_timeout_s = connect_timeout_s
         self._max_retries = max_retries
-        self._session = session_for(self.base_url, environment_token(TOKEN_VARIABLE))
+        self._session = session_for(self.base_url, environment_token())
         self._transport = self._session.get_adapter(self.base_url)
         # Proxies and certificates of the environment, looked up once instead of with every call.
         self._settings: dict[str, Any] = dict(
@@ -266,14 +265,6 @@ class _Bearer(requests.auth.AuthBase):
     def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
         request.headers["Authorization"] = f"Bearer {self._token}"
         return request
-
-
-def environment_token(variable: str) -> str | None:
-    """The token that servers ask for, from the environment; raises `ConfigError`, which does not repeat it."""
-    token = os.environ.get(variable, "").strip()
-    if not token.isascii() or not token.isprintable() or " " in token:
-        raise ConfigError(f"{variable}: must be printable ASCII without spaces")
-    return token or None
 
 
 def _is_this_machine(host: str) -> bool:

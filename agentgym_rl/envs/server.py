@@ -13,7 +13,6 @@ import contextlib
 import hmac
 import json
 import logging
-import os
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
@@ -23,7 +22,7 @@ from urllib.parse import parse_qsl
 
 from msgspec import Struct
 
-from agentgym_rl.client.addresses import TOKEN_VARIABLE
+from agentgym_rl.client.addresses import TOKEN_VARIABLE, checked_token, environment_token
 from agentgym_rl.envs.base import InvalidCall
 from agentgym_rl.envs.metrics import Metrics, as_prometheus
 from agentgym_rl.envs.openapi import openapi_document
@@ -116,7 +115,7 @@ def build_app(
 
     ``session_ttl_s``: a session that no request touched for so long is closed. ``token``: what requests must carry as
     ``Authorization: Bearer <token>``; default: the variable `TOKEN_VARIABLE`. Raises `ConfigError` when what the
-    environment needs is not installed.
+    environment needs is not installed, and for a token that no client could send.
     """
     store = SessionStore(max_sessions=max_sessions, ttl_s=session_ttl_s, clock=clock)
     return EnvApp(spec, store, token=token)
@@ -135,7 +134,7 @@ class EnvApp:
         self._runner = runner_for(spec, max_sessions=store.max_sessions)
         self._inline = self._runner if type(self._runner) is InlineRunner else None
         self._wire = spec.wire
-        chosen = os.environ.get(TOKEN_VARIABLE, "").strip() if token is None else token
+        chosen = environment_token() if token is None else checked_token(token, "token")
         self._authorization = f"Bearer {chosen}".encode() if chosen else None
         self._created: OrderedDict[str, asyncio.Task[Answer]] = OrderedDict()
         self._askers: Counter[object] = Counter()

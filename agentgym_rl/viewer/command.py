@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import os
 import secrets
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from agentgym_rl.client.addresses import TOKEN_VARIABLE
+from agentgym_rl.client.addresses import TOKEN_VARIABLE, checked_token, environment_token
 from agentgym_rl.envs.commands import port
 from agentgym_rl.errors import ConfigError
 
@@ -76,7 +75,7 @@ def _warn_of_nothing(library: Library, path: Path) -> None:
 
 def _token(options: argparse.Namespace) -> str:
     """The chosen token; a fresh one where other machines could ask and none was chosen."""
-    chosen: str = os.environ.get(TOKEN_VARIABLE, "") if options.token is None else options.token
-    if not chosen.strip() and options.host not in _LOOPBACK:
+    chosen = environment_token() if options.token is None else checked_token(options.token, "--token")
+    if not chosen and options.host not in _LOOPBACK:
         return secrets.token_urlsafe(16)
-    return chosen.strip()
+    return chosen or ""

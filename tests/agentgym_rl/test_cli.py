@@ -81,6 +81,30 @@ def test_an_impossible_option_is_refused(option: list[str], capsys: pytest.Captu
     assert "_" not in problem
 
 
+@pytest.mark.parametrize("token", ["schlüssel", "ключ", "two words", "line\nbreak"])
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        (["serve", "textcraft", "--port", "0"], "AGENTGYM_TOKEN"),
+        (["view", "{folder}", "--port", "0"], "AGENTGYM_TOKEN"),
+        (["view", "{folder}", "--port", "0", "--token", "{token}"], "--token"),
+    ],
+)
+def test_a_token_that_no_client_could_send_is_refused_at_start_and_not_repeated(
+    arguments: list[str],
+    name: str,
+    token: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if name == "AGENTGYM_TOKEN":
+        monkeypatch.setenv(name, token)
+    assert main([part.format(folder=tmp_path, token=token) for part in arguments]) == 1
+    error = capsys.readouterr().err
+    assert error == f"agentgym-rl: {name}: must be printable ASCII without spaces\n"
+
+
 def test_serving_warns_of_a_foreign_verl_and_goes_on(tmp_path: Path) -> None:
     metadata = tmp_path / "verl-0.7.0.dist-info"
     metadata.mkdir()
