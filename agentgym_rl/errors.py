@@ -39,6 +39,10 @@ class EngineError(AgentGymError):
     """The inference engine failed."""
 
 
+class ContextFullError(EngineError):
+    """The sequence so far leaves the model no room for another turn: no failure, but an end by length."""
+
+
 class TooManyFailures(AgentGymError):
     """So many trajectories of a step were faults that training on the rest would mislead; carries the first cause."""
 

@@ -186,7 +186,8 @@ class TokenGenerator(Protocol):
         """Sample one turn after ``prompt_ids`` (the whole sequence so far).
 
         ``trajectory_id`` names the sequence across its turns, so that an engine can keep its KV cache.
-        Raises `EngineError` when the engine cannot answer.
+        Raises `EngineError` when the engine cannot answer, and `ContextFullError` when the sequence leaves the model
+        no room, which ends the trajectory by length.
         """
         ...
 
@@ -203,7 +204,7 @@ class StopReason(StrEnum):
     MAX_ROUNDS = "max_rounds"
     """The number of assistant turns of this training step is used up."""
     LENGTH = "length"
-    """No token budget was left for a turn, or an observation did not fit."""
+    """No token budget was left for a turn, or an observation did not fit, or a hosted model's context was full."""
     ENV_ERROR = "env_error"
     """The environment or its server failed; a fault, never a reward."""
     ENGINE_ERROR = "engine_error"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -13,13 +14,29 @@ from urllib.parse import urlsplit
 
 import requests
 
-from agentgym_rl.client.connection import CONNECT_TIMEOUT_S, environment_token, retry_after_s, session_for
+from agentgym_rl.client.addresses import environment_token
+from agentgym_rl.client.connection import CONNECT_TIMEOUT_S, retry_after_s, session_for
 from agentgym_rl.errors import ConfigError, EngineError
+from agentgym_rl.seeds import derive_seed
 from agentgym_rl.types import FinishReason, Message, encodable
 
 _PASSING = (408, 409, 425, 429)
 _WRONG_INPUT = (401, 402, 403, 404)
 _NO_MONEY = ("insufficient_quota", "billing_hard_limit_reached")
+# What the servers in use call a conversation that is too long for the model, in a field of its own ...
+_CONTEXT_FULL = ("context_length_exceeded", "context_window_exceeded", "exceed_context_size_error")
+# ... or in a sentence. Tokens per minute and bytes of a request are limits of other kinds.
+_TOO_LONG = (400, 413, 422)
+_CONTEXT_WORDS = re.compile(
+    r"context ?(length|window|size|limit)|context_length_exceeded|maximum model length|(prompt|input) is too long"
+    r"|token count .*exceeds the maximum|`max_new_tokens` must be <=",
+    re.IGNORECASE | re.DOTALL,
+)
+_CUT = ("length", "max_tokens", "model_length", "model_context_window_exceeded")
+_ENDED = ("stop", "eos", "eos_token", "end_turn", "stop_sequence", "tool_calls", "function_call")
+_BROKEN_OFF = ("error", "abort", "aborted", "cancelled", "insufficient_system_resource")
+# As many as every server takes.
+_NUM_SEEDS = 2**31
 _SHOWN = 300
 _LOOK_S = 10.0
 # No key is sent to a server that it was not meant for.
@@ -73,7 +90,7 @@ class HostedModel:
             "max_tokens": self.max_tokens,
             "temperature": self.temperature,
             "top_p": self.top_p,
-            **({"seed": seed % 2**31} if self.sends_seed and seed is not None else {}),
+            "seed": _sent_seed(seed) if self.sends_seed and seed is not None else None,
             **self.body,
         }
         return {name: value for name, value in fields.items() if value is not None}
@@ -126,6 +143,8 @@ class Refusal:
     message: str
     may_pass: bool
     """True when the same request may be answered later."""
+    is_context_full: bool = False
+    """True when the conversation leaves the model no room for an answer."""
     wait_s: float | None = None
     """What the server asks to wait before anything is sent again."""
 
@@ -160,7 +179,7 @@ class Endpoint:
             return _read(json.loads(response.content))
         except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
             problem = f"{type(error).__name__}: {error}"
-            return Refusal(f"{what}: not of the form of an answer ({problem}): {_shown(response)}", may_pass=True)
+            return Refusal(f"{what}: HTTP 200 without an answer ({problem}): {_shown(response)}", may_pass=True)
 
     def check_reachable(self) -> None:
         """Raise `ConfigError` when no server is there; one that does not know this path is."""
@@ -190,6 +209,8 @@ class Endpoint:
     def _refusal(self, what: str, response: requests.Response) -> Refusal:
         status = response.status_code
         message = f"{what}: HTTP {status}: {_shown(response)}"
+        if _says_context_is_full(response):
+            return Refusal(message, may_pass=False, is_context_full=True)
         if status in _WRONG_INPUT or any(code in response.text for code in _NO_MONEY):
             raise ConfigError(f"{message} ({self._about_the_key()})")
         return Refusal(message, may_pass=status in _PASSING or status >= 500, wait_s=retry_after_s(response))
@@ -202,8 +223,38 @@ class Endpoint:
         return "no key was sent; --api-key-env names the variable that holds it"
 
 
+def _sent_seed(seed: int) -> int:
+    """Of all bits of a turn's seed: the lowest alone tell turns apart, and hardly items."""
+    return derive_seed("hosted model", seed) % _NUM_SEEDS
+
+
+def _says_context_is_full(response: requests.Response) -> bool:
+    """Whether a refusal is for the conversation's length: by its code, and where it has none by its words."""
+    error = _error_in(response)
+    if any(error.get(name) in _CONTEXT_FULL for name in ("code", "type")):
+        return True
+    words = [*(error.get(name) for name in ("error", "message", "detail")), str(error.get("metadata"))]
+    text = "\n".join(word for word in words if isinstance(word, str))
+    return response.status_code in _TOO_LONG and _CONTEXT_WORDS.search(text) is not None
+
+
+def _error_in(response: requests.Response) -> dict[str, Any]:
+    """The object that tells what is wrong; of another form of body, one with its text as the message."""
+    try:
+        content = json.loads(response.content)
+    except (RecursionError, ValueError):
+        content = response.text
+    if not isinstance(content, dict):
+        return {"message": str(content)}
+    error = content.get("error")
+    return error if isinstance(error, dict) else content
+
+
 def _read(content: Any) -> Answer:
+    """The answer in a body; raises for one of another form, and for one that the model did not end itself."""
     choice, usage = content["choices"][0], content.get("usage") or {}
+    if error := choice.get("error") or content.get("error"):
+        raise ValueError(f"it holds an error: {error!s:.{_SHOWN}}")
     text = choice["message"].get("content") or ""
     if isinstance(text, list):
         text = "".join(part.get("text", "") for part in text)
@@ -212,12 +263,23 @@ def _read(content: Any) -> Answer:
     details = usage.get("prompt_tokens_details") or {}
     return Answer(
         text=encodable(text),
-        finish_reason=FinishReason.LENGTH if choice.get("finish_reason") == "length" else FinishReason.STOP,
+        finish_reason=_read_end(choice.get("finish_reason"), text),
         prompt_tokens=int(usage.get("prompt_tokens") or 0),
         cached_tokens=int(details.get("cached_tokens") or 0),
         completion_tokens=int(usage.get("completion_tokens") or 0),
         model=encodable(str(content.get("model", ""))),
     )
+
+
+def _read_end(reason: Any, text: str) -> FinishReason:
+    """Why the model wrote no more; raises `ValueError` where the server ended it, or kept all the text back."""
+    if reason is None or reason in _ENDED:
+        return FinishReason.STOP
+    if reason in _CUT:
+        return FinishReason.LENGTH
+    if reason in _BROKEN_OFF or not isinstance(reason, str) or not text:
+        raise ValueError(f"finish_reason is {reason!r}, with {len(text)} characters of text")
+    return FinishReason.STOP
 
 
 def _shown(response: requests.Response) -> str:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from agentgym_rl.errors import EngineError
+from agentgym_rl.errors import ContextFullError, EngineError
 from agentgym_rl.evaluation.usage import UsageLog
 from agentgym_rl.hosted.characters import END_ID, messages_of
 from agentgym_rl.hosted.endpoint import Answer, Endpoint, HostedModel, Refusal
@@ -87,7 +87,10 @@ class HostedEngine:
         return self._endpoint.model
 
     async def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams, *, trajectory_id: str) -> Generation:
-        """The model's next message. Raises `EngineError` when it stays without an answer."""
+        """The model's next message.
+
+        Raises `EngineError` when it stays without an answer, as `ContextFullError` where the conversation is too long.
+        """
         body = self.model.request(messages_of(prompt_ids), sampling.seed)
         began = time.monotonic()
         tries = 0
@@ -98,7 +101,8 @@ class HostedEngine:
             if isinstance(outcome, Answer):
                 break
             if not outcome.may_pass or tries > self._max_retries:
-                raise EngineError(f"{outcome.message} (tries: {tries})")
+                failure = ContextFullError if outcome.is_context_full else EngineError
+                raise failure(f"{outcome.message} (tries: {tries})")
             await self._wait(outcome, tries)
         self._usage.write(trajectory_id, outcome, tries=tries, seconds=time.monotonic() - began)
         self._pace.spend(outcome.prompt_tokens + outcome.completion_tokens)

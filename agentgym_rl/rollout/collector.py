@@ -23,7 +23,7 @@ from agentgym_rl.agent.chat import ChatTemplate
 from agentgym_rl.agent.formats import TaskView
 from agentgym_rl.agent.strategies import MOST_TRIALS, Agent, AgentChoice, Outcome, Reply, Text
 from agentgym_rl.client.base import EnvClient
-from agentgym_rl.errors import ConfigError, EngineError, EnvError, TooManyFailures
+from agentgym_rl.errors import ConfigError, ContextFullError, EngineError, EnvError, TooManyFailures
 from agentgym_rl.rollout.handler import RewardRule, RolloutHandler, RolloutRequest, TokenLimits, unstarted_trajectory
 from agentgym_rl.rollout.sessions import EnvClientError, EnvSession, SessionUsage, TaskSessions
 from agentgym_rl.types import (
@@ -370,7 +370,10 @@ class _Attempt:
 
     async def _turns(self, handler: RolloutHandler, agent: Agent, session: EnvSession) -> StopReason:
         while handler.turn_budget() > 0:
-            reply = agent.read(await self._generate(handler))
+            text = await self._generate(handler)
+            if text is None:
+                break
+            reply = agent.read(text)
             handler.note_parts(reply.parts)
             if reply.aside is not None:
                 handler.append_aside(reply.aside)
@@ -388,7 +391,8 @@ class _Attempt:
                 return StopReason.LENGTH
         return StopReason.LENGTH
 
-    async def _generate(self, handler: RolloutHandler) -> str:
+    async def _generate(self, handler: RolloutHandler) -> str | None:
+        """What the model writes next; None, and a record without room, when its context is full."""
         settings = self._settings.sampling
         sampling = replace(
             settings,
@@ -398,10 +402,22 @@ class _Attempt:
             seed=_turn_seed(self._request.seed, self._trial, handler.num_generations),
         )
         start = time.monotonic()
-        generation = await self._engine.generate(handler.input_ids.tolist(), sampling, trajectory_id=self._id)
+        try:
+            generation = await self._engine.generate(handler.input_ids.tolist(), sampling, trajectory_id=self._id)
+        except ContextFullError as error:
+            self._check_began(handler, error)
+            handler.close()
+            return None
         text = handler.append_generation(generation, time.monotonic() - start)
         self._collection.worked.add(_part_behind(StopReason.ENGINE_ERROR, self._request.item))
         return text
+
+    def _check_began(self, handler: RolloutHandler, error: ContextFullError) -> None:
+        """Raise `ConfigError` where the prompt alone is too long; one with lessons of earlier trials may be."""
+        if self._trial == 1 and handler.num_generations == 0:
+            raise ConfigError(
+                f"item {self._request.item.item_id}: its prompt leaves the model no room for an answer: {error}"
+            ) from error
 
     async def _step(self, handler: RolloutHandler, session: EnvSession, reply: Reply) -> StepOutput:
         """Execute a turn; one that asks for nothing the environment could do is answered by the agent itself."""
@@ -429,7 +445,10 @@ class _Attempt:
             return
         if handler.turn_budget() == 0:
             return
-        lesson = agent.lesson(await self._generate(handler))
+        text = await self._generate(handler)
+        if text is None:
+            return
+        lesson = agent.lesson(text)
         handler.note_parts(lesson.parts)
         handler.append_aside(PartKind.REFLECTION)
         self.lesson = lesson.content

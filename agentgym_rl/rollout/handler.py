@@ -252,6 +252,10 @@ class RolloutHandler:
         """Tokens that the next turn may sample; at 0 no request is to be sent."""
         return max(0, min(self._limits.max_tokens, self._room()))
 
+    def close(self) -> None:
+        """Leave no room for any further token: the model takes none."""
+        self._most_tokens = self.num_tokens
+
     # -------------------------------------------------------------------------------------------------------- appending
 
     def append_generation(self, generation: Generation, generation_s: float = 0.0) -> str:

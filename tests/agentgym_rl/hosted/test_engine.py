@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 from support.chat_server import ChatServer, Scripted, chat_server, says
 
-from agentgym_rl.errors import ConfigError, EngineError
+from agentgym_rl.errors import ConfigError, ContextFullError, EngineError
 from agentgym_rl.evaluation.usage import Prices, UsageLog, read_usage
 from agentgym_rl.hosted.characters import character_chat, messages_of
 from agentgym_rl.hosted.endpoint import Endpoint, HostedModel
 from agentgym_rl.hosted.engine import HostedEngine, Pace
-from agentgym_rl.types import FinishReason, Generation, Message, Role, SamplingParams
+from agentgym_rl.rollout.requests import make_requests
+from agentgym_rl.types import FinishReason, Generation, Item, Message, Role, SamplingParams
 
 OPENING = (Message(Role.USER, "Rules."), Message(Role.ASSISTANT, "OK."), Message(Role.USER, "You see: <|end|> ü\n"))
 Ask = Callable[..., Generation]
@@ -107,6 +108,12 @@ def test_half_a_character_is_replaced_so_that_files_and_servers_take_the_answer(
     (tmp_path / "usage.jsonl").read_text(encoding="utf-8").encode()
 
 
+def ends(finish_reason: Any, text: Any = "", **choice: Any) -> Scripted:
+    """An answer whose choice has further fields; half of a text may stand in it."""
+    message = {"role": "assistant", "content": text}
+    return Scripted(content={"model": "m", "choices": [{"message": message, "finish_reason": finish_reason, **choice}]})
+
+
 FAULTS = {
     "overload": Scripted(429, {"error": {"message": "slow down"}}),
     "fault": Scripted(500, b"oops"),
@@ -117,6 +124,16 @@ FAULTS = {
     "beyond all depth": Scripted(200, b"[" * 100_000),
     "endless tokens": Scripted(200, b'{"choices": [{"message": {"content": "x"}}], "usage": {"prompt_tokens": 1e999}}'),
     "dropped": Scripted(drops=True),
+    "error as end": ends("error"),
+    "error as end of half a text": ends("error", "Action: lo"),
+    "error beside an end": ends("stop", error={"code": 502, "message": "Provider returned error"}),
+    "error beside an answer": Scripted(content={**says("Action: lo").content, "error": {"code": 502}}),
+    "abort": ends("abort", "Action: lo"),
+    "out of resources": ends("insufficient_system_resource", "Action: lo"),
+    "filtered": ends("content_filter", None),
+    "filtered, as parts": ends("content_filter", [{"type": "text", "text": ""}]),
+    "unknown end of nothing": ends("SAFETY"),
+    "no reason": ends(17, "Action: lo"),
 }
 
 
@@ -167,16 +184,120 @@ def test_what_no_request_can_pass_ends_the_run_at_once_without_repeating_the_key
     assert len(server.requests) == 1 and "secret" not in str(caught.value)
 
 
-def test_a_request_that_is_refused_for_what_it_says_is_a_fault_of_its_trajectory(ask: Ask, server: ChatServer) -> None:
-    server.answer = lambda number, body: Scripted(400, {"error": {"code": "context_length_exceeded"}})
-    with pytest.raises(EngineError, match=r"HTTP 400: .*context_length_exceeded.* \(tries: 1\)"):
+@pytest.mark.parametrize(
+    ("answer", "finish_reason"),
+    [
+        (ends("tool_calls", None), FinishReason.STOP),
+        (ends("stop", ""), FinishReason.STOP),
+        (ends(None, ""), FinishReason.STOP),
+        (ends("eos", "Action: lo"), FinishReason.STOP),
+        (ends("content_filter", "Action: lo"), FinishReason.STOP),
+        (ends("stop", "Action: lo", error=None), FinishReason.STOP),
+        (ends("length", ""), FinishReason.LENGTH),
+        (ends("model_length", "Action: lo"), FinishReason.LENGTH),
+    ],
+)
+def test_what_the_model_itself_ended_is_a_turn_even_without_a_text(
+    ask: Ask, server: ChatServer, answer: Scripted, finish_reason: FinishReason
+) -> None:
+    server.answer = lambda number, body: answer
+    generation = ask()
+    text = answer.content["choices"][0]["message"]["content"] or ""
+    assert (text_of(generation), generation.finish_reason, len(server.requests)) == (text, finish_reason, 1)
+
+
+OTHER_REFUSALS = {
+    "a wrong parameter": {"error": {"message": "top_k: must be at least 1", "code": "invalid_value", "param": "top_k"}},
+    "an unknown parameter": {"error": {"message": "Unknown parameter: 'context_length'.", "code": "unknown_parameter"}},
+    "too many tokens a minute": {
+        "error": {"message": "Request too large: tokens per minute: Limit 6000", "code": "rate_limit_exceeded"}
+    },
+    "a body too large": b"<html><title>413 Request Entity Too Large</title></html>",
+    "a conversation about it": {"detail": [{"msg": "extra field", "input": "the maximum context length is 10"}]},
+    "no object": ["bad"],
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("status", [400, 413])
+@pytest.mark.parametrize("content", OTHER_REFUSALS.values(), ids=OTHER_REFUSALS)
+def test_a_request_that_is_refused_for_what_it_says_is_a_fault_of_its_trajectory(
+    ask: Ask, server: ChatServer, content: Any, status: int
+) -> None:
+    server.answer = lambda number, body: Scripted(status, content)
+    with pytest.raises(EngineError, match=rf"HTTP {status}: .*\(tries: 1\)") as caught:
+        ask()
+    assert not isinstance(caught.value, ContextFullError)
+
+
+_OPENAI_WORDS = "This model's maximum context length is 8192 tokens. However, your messages resulted in 8300 tokens."
+FULL = {
+    "code alone": {"error": {"code": "context_length_exceeded"}},
+    "code and words": {"error": {"message": _OPENAI_WORDS, "code": "context_length_exceeded", "param": "messages"}},
+    "words and no code": {"error": {"message": _OPENAI_WORDS, "type": "invalid_request_error", "code": None}},
+    "words and the status as code": {"error": {"message": _OPENAI_WORDS, "type": "BadRequestError", "code": 400}},
+    "error not wrapped": {"object": "error", "message": _OPENAI_WORDS, "code": 400},
+    "error a text": {"error": "Your input exceeds the context window of this model."},
+    "error a heading": {"error": "Bad Request", "message": _OPENAI_WORDS},
+    "a list": [
+        {"error": {"message": "The input token count (9000) exceeds the maximum number of tokens allowed (8192)."}}
+    ],
+    "detail": {"detail": "Input length (5000) exceeds model's maximum context length (4096)."},
+    "type": {"error": {"message": "try a shorter one", "type": "exceed_context_size_error", "n_ctx": 256}},
+    "size": {"error": {"message": "request (4390 tokens) exceeds the available context size (4096 tokens)"}},
+    "limit": {"error": {"message": "input length and `max_tokens` exceed context limit: 199000 + 8192 > 200000"}},
+    "prompt": {"error": {"message": "prompt is too long: 210000 tokens > 200000 maximum", "type": "invalid_request"}},
+    "model length": {"message": "The decoder prompt (length 50) is longer than the maximum model length of 40."},
+    "a proxy's class": {"error": {"message": "litellm.ContextWindowExceededError: BadRequestError", "code": "400"}},
+    "passed on": {"error": {"message": "Provider returned error", "metadata": {"raw": f'{{"m": "{_OPENAI_WORDS}"}}'}}},
+    "inputs": {"error": "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4096. Given: 4090"},
+    "plain text": _OPENAI_WORDS.encode(),
+}
+
+
+@pytest.mark.parametrize("status", [400, 413])
+@pytest.mark.parametrize("content", FULL.values(), ids=FULL)
+def test_a_conversation_beyond_the_models_context_is_told_apart_and_asked_for_once(
+    ask: Ask, server: ChatServer, content: Any, status: int
+) -> None:
+    server.answer = lambda number, body: Scripted(status, content)
+    with pytest.raises(ContextFullError, match=rf"m at http://.*: HTTP {status}: "):
+        ask()
+    assert len(server.requests) == 1
+
+
+def test_a_code_that_says_so_counts_with_any_status_and_words_do_not(ask: Ask, server: ChatServer) -> None:
+    server.answer = lambda number, body: Scripted(500, FULL["type"])
+    with pytest.raises(ContextFullError, match=r"HTTP 500: .*\(tries: 1\)"):
+        ask()
+    server.answer = lambda number, body: Scripted(500, FULL["words and no code"])
+    with pytest.raises(EngineError, match=r"HTTP 500: .*\(tries: 4\)"):
         ask()
 
 
-def test_a_seed_is_sent_where_it_is_asked_for(ask: Ask, server: ChatServer) -> None:
+def test_half_an_answer_about_contexts_is_no_word_of_the_servers(ask: Ask, server: ChatServer) -> None:
+    server.answer = lambda number, body: Scripted(200, b'{"choices": [{"message": {"content": "maximum context length')
+    with pytest.raises(EngineError, match="tries: 4") as caught:
+        ask()
+    assert not isinstance(caught.value, ContextFullError)
+
+
+def test_a_seed_is_sent_where_it_is_asked_for_and_each_bit_of_it_counts(ask: Ask, server: ChatServer) -> None:
     ask(seed=2**40 + 5)
-    ask(seed=2**40 + 5, sends_seed=True)
-    assert [request.get("seed") for request in server.requests] == [None, 5]
+    seeds = [0, *(1 << bit for bit in range(63))]
+    for seed in [*seeds, *seeds]:
+        ask(seed=seed, sends_seed=True)
+    assert "seed" not in server.requests[0]
+    sent = [request["seed"] for request in server.requests[1:]]
+    assert sent[:64] == sent[64:] and len(set(sent)) == 64 and all(0 <= seed < 2**31 for seed in sent)
+
+
+def test_no_two_of_many_items_turns_share_a_seed() -> None:
+    """A turn's seed is the sample's, moved up by 16 bits, and the turn's number."""
+    requests = make_requests([Item("textcraft", index) for index in range(300)], n=1, purpose="eval", seed=0)
+    model = HostedModel("http://127.0.0.1:9", "m", sends_seed=True)
+    turns = [(request.seed * 65536 + turn) % 2**63 for request in requests if request.seed for turn in range(4)]
+    assert len({model.request((), seed)["seed"] for seed in turns}) == 1200
 
 
 def test_requests_and_tokens_per_minute_put_requests_off() -> None:

@@ -182,6 +182,96 @@ def test_a_trajectory_that_the_model_did_not_finish_is_masked_and_done_by_the_ne
     assert (report.num_faults, report.overall.num_items) == (0, 7)
 
 
+FULL = {
+    "by code": {"error": {"message": "shorten it", "code": "context_length_exceeded"}},
+    "by words": {"error": {"message": "This model's maximum context length is 8192 tokens.", "code": None}},
+}
+
+
+@pytest.mark.parametrize("status", [400, 413])
+@pytest.mark.parametrize("content", FULL.values(), ids=FULL)
+def test_a_conversation_that_fills_the_models_context_ends_as_a_result(
+    evaluate: Evaluate, server: ChatServer, script: Script, tmp_path: Path, content: Any, status: int
+) -> None:
+    def answer(number: int, body: dict[str, Any]) -> Scripted:
+        is_full = len(body["messages"]) > 3 and "item 3" in str(body["messages"])
+        return Scripted(status, content) if is_full else says("xx")
+
+    server.answer = answer
+    assert evaluate() == 0
+    report = report_on(tmp_path / "out")
+    assert (report.num_faults, report.num_trajectories, report.overall.avg) == (0, 14, pytest.approx(6 / 7))
+    assert {ending.reason: ending.count for ending in report.endings} == {StopReason.DONE: 12, StopReason.LENGTH: 2}
+    assert len(server.requests) == 28 and script.open == 0
+    [first, _] = [t for t in read_samples(tmp_path / "out") if t.item.index == 3]
+    assert (first.stop_reason, first.score, first.success, first.error, first.attempt) == ("length", 0, False, "", 1)
+    assert [turn.observation for turn in first.turns] == ["item 3 step 1"]
+    assert [message.role for message in first.messages[2:]] == ["user", "assistant", "user"]
+    assert evaluate() == 0 and len(server.requests) == 28
+
+
+@pytest.mark.parametrize("agent", ["react", "plan"])
+@pytest.mark.parametrize("status", [400, 413])
+def test_a_prompt_that_the_model_does_not_take_ends_it_and_names_the_item(
+    evaluate: Evaluate,
+    server: ChatServer,
+    script: Script,
+    capsys: pytest.CaptureFixture[str],
+    status: int,
+    agent: str,
+) -> None:
+    server.answer = lambda number, body: (
+        Scripted(status, FULL["by words"]) if "item 3" in str(body["messages"]) else deterministic(number, body)
+    )
+    assert evaluate("--agent", agent) == 1
+    error = capsys.readouterr().err
+    assert f"item {TASK}_3: its prompt leaves the model no room for an answer: scripted at " in error
+    assert f"HTTP {status}" in error and error.count("\n") == 1 and script.open == 0
+
+
+@pytest.mark.parametrize(
+    ("is_full", "stop_reasons", "num_requests"),
+    [
+        (lambda messages: len(messages) == 5, [StopReason.LENGTH], 2),
+        (lambda messages: "differently" in messages[-1]["content"], [StopReason.DONE], 3),
+        (lambda messages: "Be even." in messages[2]["content"], [StopReason.DONE, StopReason.LENGTH], 4),
+    ],
+    ids=["in a turn", "in the reflection", "in the next trial's prompt"],
+)
+def test_an_agent_that_reflects_ends_where_the_models_context_is_full(
+    evaluate: Evaluate,
+    server: ChatServer,
+    tmp_path: Path,
+    is_full: Callable[[list[dict[str, str]]], bool],
+    stop_reasons: list[StopReason],
+    num_requests: int,
+) -> None:
+    def answer(number: int, body: dict[str, Any]) -> Scripted:
+        messages = body["messages"]
+        if is_full(messages):
+            return Scripted(400, FULL["by code"])
+        return says("Be even." if "differently" in messages[-1]["content"] else "x")
+
+    server.answer = answer
+    assert evaluate("--agent", "reflect", "--max-trials", "2", "--n-samples", "1") == 0
+    rows = [json.loads(row) for row in (tmp_path / "out" / "trajectories" / "0.jsonl").read_text().splitlines()]
+    for index in range(7):
+        assert [row["stop_reason"] for row in rows if row["item_id"] == f"{TASK}_{index}"] == stop_reasons
+    assert report_on(tmp_path / "out").num_faults == 0 and len(server.requests) == 7 * num_requests
+
+
+@pytest.mark.parametrize("finish_reason", ["error", "abort", "content_filter"])
+def test_an_answer_that_the_models_server_did_not_finish_is_never_a_score_of_0(
+    evaluate: Evaluate, server: ChatServer, tmp_path: Path, finish_reason: str
+) -> None:
+    server.answer = lambda number, body: (
+        says("", finish_reason=finish_reason) if "item 3" in str(body["messages"]) else says("xx")
+    )
+    assert evaluate("--max-retries", "0") == 0
+    report = report_on(tmp_path / "out")
+    assert (report.num_faults, report.overall.avg, report.faults_by_type) == (2, 1.0, {"EngineError": 2})
+
+
 def test_an_agent_that_reflects_tries_again_with_what_it_wrote(
     evaluate: Evaluate, server: ChatServer, tmp_path: Path
 ) -> None:

@@ -26,7 +26,7 @@ from support.rollouts import (
 from support.tokenizers import make_tokenizer
 
 from agentgym_rl.agent.chat import ChatTemplate
-from agentgym_rl.errors import ConfigError, EnvServerError, EnvTimeout, TooManyFailures
+from agentgym_rl.errors import ConfigError, ContextFullError, EnvServerError, EnvTimeout, TooManyFailures
 from agentgym_rl.rollout.collector import check_failures, collect, count_errors
 from agentgym_rl.rollout.log import TrajectoryLog, read_trajectories, to_row
 from agentgym_rl.rollout.statistics import rollout_metrics, stop_reason_shares
@@ -121,6 +121,43 @@ def test_no_request_is_sent_when_no_token_is_left():
     assert [turn.num_tokens for turn in trajectory.turns] == [40, 40, 20]
     assert trajectory.stop_reason == StopReason.LENGTH
     assert not trajectory.masked
+
+
+class FullEngine(ScriptedEngine):
+    """Takes sequences of less than so many tokens."""
+
+    def __init__(self, chat, answer, size):
+        super().__init__(chat, answer)
+        self.size = size
+
+    async def generate(self, prompt_ids, sampling, *, trajectory_id):
+        if len(prompt_ids) >= self.size:
+            raise ContextFullError("too long")
+        return await super().generate(prompt_ids, sampling, trajectory_id=trajectory_id)
+
+
+def test_a_model_whose_context_is_full_leaves_the_record_that_a_token_budget_does():
+    chat = frameless_chat()
+
+    def script(item, step, text):
+        return StepOutput("" if step else "start", 0.25, False)
+
+    def play(max_response_length, size):
+        engine = FullEngine(chat, lambda turn: "x" * 39, size)
+        limits = make_limits(max_response_length=max_response_length, max_tokens=40)
+        (trajectory,) = roll_out(make_requests([1]), chat, script, engine=engine, limits=limits)
+        return trajectory
+
+    budget = play(80, size=10_000)
+    full = play(1000, size=budget.num_tokens)
+    for name in ("stop_reason", "attempt", "messages", "parts", "score", "success", "error", "prompt_length"):
+        assert getattr(full, name) == getattr(budget, name), name
+    for name in ("input_ids", "loss_mask", "sequence_ids", "rollout_log_probs", "token_rewards"):
+        assert np.array_equal(getattr(full, name), getattr(budget, name)), name
+    assert full.stop_reason == StopReason.LENGTH and full.score == 0.5
+    assert [(turn.num_tokens, turn.observation) for turn in full.turns] == [(40, ""), (40, "")]
+    with pytest.raises(ConfigError, match="item toy_1: its prompt leaves the model no room for an answer: too long"):
+        play(1000, size=1)
 
 
 def test_a_prompt_that_is_too_long_ends_the_run_and_names_the_item(chat):
