@@ -11,7 +11,7 @@ import shutil
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -71,12 +71,14 @@ class DataPlan:
 
     @classmethod
     def of(cls, config: SFTConfig, order: ItemOrder[Any], val_items: Sequence[Item], *, kind: str) -> DataPlan:
-        """Raises `ConfigError` when the checkpoint to resume does not exist, or is of another ``kind`` of training."""
+        """Raises `ConfigError` when the checkpoint to resume does not exist, is of another ``kind`` of training, or of
+        one that trained other weights."""
         trainer = config.trainer
         root = Path(trainer.default_local_dir).resolve()
         resume_from = checkpoint.find_resume_folder(root, mode=trainer.resume_mode, path=trainer.resume_from_path)
         if resume_from is not None:
             checkpoint.check_kind(resume_from, kind)
+            checkpoint.check_trained_weights(resume_from, asdict(config), model_key="model")
         total_steps = trainer.total_training_steps or trainer.total_epochs * order.batches_per_epoch
         return cls(kind, root, total_steps, resume_from, tuple(val_items))
 

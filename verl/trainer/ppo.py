@@ -316,9 +316,7 @@ def run_ppo(config: PPOConfig, *, train_items: Sequence[Item], val_items: Sequen
         root, mode=config.trainer.resume_mode, path=config.trainer.resume_from_path
     )
     if resume_from:
-        checkpoint.check_kind(resume_from, "ppo")
-    if resume_from and config.needs_critic:
-        checkpoint.check_has_critic(resume_from)
+        _check_checkpoint(resume_from, config)
     print(plan.describe(config, device), flush=True)
     if config.trainer.rollout_only:
         _collect(config, plan, order, device)
@@ -344,6 +342,15 @@ def run_ppo(config: PPOConfig, *, train_items: Sequence[Item], val_items: Sequen
         steps_done=checkpoint.step_of(resume_from) if resume_from else 0,
         console_columns=CONSOLE_COLUMNS,
     )
+
+
+def _check_checkpoint(folder: Path, config: PPOConfig) -> None:
+    """Raise `ConfigError` when the run cannot go on from the checkpoint."""
+    checkpoint.check_kind(folder, "ppo")
+    if config.needs_critic:
+        checkpoint.check_has_critic(folder)
+    if not config.trainer.rollout_only:
+        checkpoint.check_trained_weights(folder, dataclasses.asdict(config), model_key="actor_rollout_ref.model")
 
 
 def _check_replay(config: PPOConfig, plan: PPOPlan) -> None:

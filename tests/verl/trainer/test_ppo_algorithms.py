@@ -171,6 +171,23 @@ def test_a_run_without_critic_is_not_resumed_by_one_that_needs_it(train: Run, tm
         train("algorithm.adv_estimator=gae", "trainer.total_training_steps=2")
 
 
+@pytest.mark.parametrize(
+    ("before", "now", "message"),
+    [
+        ([], ["lora_rank=8"], r"lora_rank=8: the run that wrote .*global_step_1 had 0"),
+        (["lora_rank=4"], [], r"lora_rank=0: .* had 4"),
+        (["freeze=[model.embed_tokens.*]"], [], r"freeze=\[\]: .* had \['model.embed_tokens.\*'\]"),
+    ],
+)
+def test_a_run_that_trains_other_weights_is_not_resumed_and_starts_no_workers(
+    train: Run, monkeypatch: pytest.MonkeyPatch, before: list[str], now: list[str], message: str
+) -> None:
+    train(*(f"actor_rollout_ref.model.{override}" for override in before))
+    monkeypatch.setattr("verl.trainer.loop.start_workers", None)
+    with pytest.raises(ConfigError, match=rf"actor_rollout_ref\.model\.{message}.*global_step_1/actor/huggingface"):
+        train(*(f"actor_rollout_ref.model.{override}" for override in now), "trainer.total_training_steps=2")
+
+
 def test_greedy_rollouts_are_baselines_and_not_samples(train: Run, tmp_path: Path) -> None:
     [row] = train("algorithm.adv_estimator=remax", "actor_rollout_ref.rollout.n=2")
     assert row["rollout/trajectories"] == 8 and row["rollout/groups_without_baseline"] == 0

@@ -160,6 +160,17 @@ def test_a_resumed_run_comes_to_the_same_numbers_to_the_last_digit(model: Path, 
         assert torch.equal(tensor, weights(halves)[name])
 
 
+def test_a_run_that_trains_other_weights_is_not_resumed_and_starts_no_workers(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, folder = many_rows(tmp_path), tmp_path / "out"
+    run_sft(sft_config(model, data, folder, "trainer.total_training_steps=1", "model.lora_rank=4"))
+    monkeypatch.setattr("verl.trainer.loop.start_workers", None)
+    resumed = sft_config(model, data, folder, "trainer.total_training_steps=2", "model.lora_rank=2")
+    with pytest.raises(ConfigError, match=r"model\.lora_rank=2: the run that wrote .*global_step_1 had 4"):
+        run_sft(resumed)
+
+
 def learned(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """What the rows say of learning and not of time."""
     return [{key: value for key, value in row.items() if key.startswith(("step", "train/"))} for row in rows]

@@ -104,3 +104,51 @@ def test_keys_that_changed_since_a_checkpoint_are_found():
     now = {"data": {"seed": 3, "shuffle": True, "train_file": "a", "new": 4}, "seed": 2}
     keys = ["data.seed", "data.shuffle", "data.new", "data.seed.deeper", "absent.key"]
     assert checkpoint.changed_keys(saved, now, keys) == {"data.seed": (0, 3), "data.new": (None, 4)}
+
+
+def model_config(**changes):
+    return {"model": {"lora_rank": 0, "freeze": [], "lora_alpha": 16.0, "target_modules": "all-linear"} | changes}
+
+
+def written_by(tmp_path, config):
+    folder = checkpoint.begin(tmp_path, 1)
+    checkpoint.save_trainer_state(folder, {"step": 1, "config": config})
+    return checkpoint.commit(tmp_path, 1)
+
+
+@pytest.mark.parametrize(
+    ("saved", "now", "seen"),
+    [
+        ({}, {"lora_rank": 8}, r"model\.lora_rank=8: .* had 0,"),
+        ({"lora_rank": 8}, {}, r"model\.lora_rank=0: .* had 8,"),
+        ({"lora_rank": 8}, {"lora_rank": 4}, r"model\.lora_rank=4: .* had 8,"),
+        ({"freeze": ["a.*"]}, {}, r"model\.freeze=\[\]: .* had \['a\.\*'\],"),
+        ({"lora_rank": 8}, {"lora_rank": 8, "lora_alpha": 32.0}, r"model\.lora_alpha=32\.0: .* had 16\.0,"),
+        (
+            {"lora_rank": 8},
+            {"lora_rank": 8, "target_modules": ["q_proj"]},
+            r"model\.target_modules=\['q_proj'\]: .* had 'all-linear',",
+        ),
+    ],
+)
+def test_a_checkpoint_of_a_run_that_trained_other_weights_names_the_key_and_both_values(tmp_path, saved, now, seen):
+    folder = written_by(tmp_path, model_config(**saved))
+    with pytest.raises(ConfigError, match=seen):
+        checkpoint.check_trained_weights(folder, model_config(**now), model_key="model")
+
+
+@pytest.mark.parametrize(
+    ("saved", "now"),
+    [
+        (model_config(), model_config()),
+        (model_config(), model_config(lora_alpha=8.0, target_modules=["q_proj"])),  # there is no adapter
+        (model_config(freeze=["a", "b"]), model_config(freeze=["b", "a"])),
+        (
+            model_config(lora_rank=2, target_modules=["q_proj", "v_proj"]),
+            model_config(lora_rank=2, target_modules=["v_proj", "q_proj"]),
+        ),
+        ({"model": {"path": "a"}}, model_config()),  # of a time that had no adapters
+    ],
+)
+def test_a_checkpoint_of_a_run_that_trained_the_same_weights_is_taken(tmp_path, saved, now):
+    checkpoint.check_trained_weights(written_by(tmp_path, saved), now, model_key="model")
