@@ -6,10 +6,11 @@ import asyncio
 import base64
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urldefrag
 
 from playwright.async_api import Error
 from playwright.async_api import TimeoutError as PlaywrightTimeout
@@ -32,6 +33,14 @@ _POLL_S = 0.02
 _MAX_KEYS = 500
 _AWAIT_LOAD_S = 2.0
 """A page that was asked for begins to load within this time, or never: a download."""
+_OVERLOADED = (408, 429)
+"""Of the statuses 4xx, those that are the site's trouble and not the asker's."""
+_NOT_THE_SITES_FAULT = {
+    "net::ERR_TOO_MANY_REDIRECTS": "leads round in a circle",
+    "net::ERR_UNSAFE_REDIRECT": "leads to what is no page of a site",
+    "net::ERR_CACHE_MISS": "was the answer to a form, which is not sent a second time",
+}
+"""Why a page does not come although its site is well."""
 _CHOOSE_OPTION = """function() {
     const list = this.closest('select');
     if (!list) return false;
@@ -75,8 +84,27 @@ class _Tab:
     """True from the begin of a page's load to its end."""
     awaited_until: float = 0.0
     """A page that a click or form asks for may begin to load until then."""
-    failed_url: str = ""
-    """The page that was asked for last, if it did not come."""
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a session was before an action."""
+
+    tabs: tuple[_Tab, ...]
+    tab: _Tab
+    url: str
+    step: int
+    """The page's place in the tab's history."""
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """Of a page that did not come."""
+
+    reason: str
+    """Chromium's word, such as ``net::ERR_NAME_NOT_RESOLVED``."""
+    status: int | None
+    """What the site answered, if it did."""
 
 
 @dataclass(frozen=True)
@@ -99,8 +127,11 @@ class BrowsingSession:
         self._current = 0
         self._opening: list[asyncio.Task[None]] = []
         self._making_page = False
+        self._num_awaited = 0
+        """Tabs that a page has asked for and that are told of only when their pages have come."""
         self._said: list[str] = []
         self._elements: Mapping[int, Element] = {}
+        self._failures: dict[str, _Failure] = {}
 
     # -------------------------------------------------------------------------------------------------- begin and end
 
@@ -121,6 +152,7 @@ class BrowsingSession:
             options["storage_state"] = storage_state
         self._context = await self._browser.open_context(timezone_id="UTC", accept_downloads=False, **options)
         self._context.set_default_timeout(1000 * self._timing.navigation_s)
+        self._context.on("requestfailed", self._page_failed)
         if cookies:
             await self._context.add_cookies(cookies)  # type: ignore[arg-type]  # plain dicts serve as well
         for url in urls:
@@ -132,7 +164,7 @@ class BrowsingSession:
     async def end(self) -> None:
         """Close the context, as far as there is one."""
         context, self._context, self._tabs = self._context, None, []
-        self._elements, self._said = {}, []
+        self._elements, self._said, self._failures, self._num_awaited = {}, [], {}, 0
         if context is not None:
             with contextlib.suppress(Error):  # with its browser it has ended already
                 await context.close()
@@ -173,7 +205,7 @@ class BrowsingSession:
         tab = _Tab(page, await self._context.new_cdp_session(page), active_at=time.monotonic())
         page.on("request", lambda request: self._began(tab, request))
         page.on("requestfinished", lambda request: self._ended(tab, request))
-        page.on("requestfailed", lambda request: self._failed(tab, request))
+        page.on("requestfailed", lambda request: self._ended(tab, request))
         page.on("close", lambda _: self._closed(tab))
         page.on("dialog", lambda dialog: asyncio.ensure_future(self._accept(dialog)))
         await self._watch_loading(tab)
@@ -192,11 +224,16 @@ class BrowsingSession:
         on("Page.frameRequestedNavigation", lambda: setattr(tab, "awaited_until", time.monotonic() + _AWAIT_LOAD_S))
         on("Page.frameStartedLoading", lambda: setattr(tab, "loading", True))
         on("Page.frameStoppedLoading", lambda: self._loaded(tab))
+        tab.cdp.on("Page.windowOpen", lambda _: self._asked_for_tab())
         await tab.cdp.send("Page.enable")
+
+    def _asked_for_tab(self) -> None:
+        self._num_awaited += 1
 
     def _popped_up(self, page: Page) -> None:
         """A link opened a tab of its own: it becomes the current one."""
         if not self._making_page:
+            self._num_awaited = max(0, self._num_awaited - 1)
             self._opening.append(asyncio.ensure_future(self._adopt_popup(page)))
 
     async def _adopt_popup(self, page: Page) -> None:
@@ -221,18 +258,17 @@ class BrowsingSession:
         tab.active_at = time.monotonic()
         if request.resource_type not in _ENDLESS:
             tab.in_flight.add(request)
-        if request.is_navigation_request() and request.frame == tab.page.main_frame:
-            tab.failed_url = ""
 
     def _ended(self, tab: _Tab, request: Request) -> None:
         tab.active_at = time.monotonic()
         tab.in_flight.discard(request)
 
-    def _failed(self, tab: _Tab, request: Request) -> None:
-        self._ended(tab, request)
-        aborted = "ERR_ABORTED" in (request.failure or "")
-        if not aborted and request.is_navigation_request() and request.frame == tab.page.main_frame:
-            tab.failed_url = request.url
+    def _page_failed(self, request: Request) -> None:
+        """In any tab, for a tab that a link opens is known only after its page has failed."""
+        if request.is_navigation_request():
+            answer = request.existing_response
+            failure = _Failure(request.failure or "", None if answer is None else answer.status)
+            self._failures[_plain(request.url)] = failure
 
     def _loaded(self, tab: _Tab) -> None:
         tab.loading, tab.awaited_until, tab.active_at = False, 0.0, time.monotonic()
@@ -246,6 +282,7 @@ class BrowsingSession:
             if self._tabs and self._is_quiet(self._tab, began) and await self._is_complete(self._tab):
                 return
             await asyncio.sleep(_POLL_S)
+        self._num_awaited = 0
 
     async def _finish_opening(self) -> None:
         """Tabs that links have opened."""
@@ -254,7 +291,7 @@ class BrowsingSession:
 
     def _is_quiet(self, tab: _Tab, began: float) -> bool:
         now = time.monotonic()
-        if tab.loading or tab.in_flight or self._opening or now < tab.awaited_until:
+        if tab.loading or tab.in_flight or self._opening or self._num_awaited or now < tab.awaited_until:
             return False
         return now - max(tab.active_at, began) >= self._timing.quiet_s
 
@@ -331,13 +368,27 @@ class BrowsingSession:
     async def act(self, action: Action) -> None:
         """Carry out any action but ``stop``; raises `Refused` when it has no effect, `SiteDown`."""
         try:
-            await self._do(action)
-            await self._settle()
+            before = await self._place()
+            await self._try(action)
+            if not self._tabs:
+                await self._open_tab(BLANK)
+            await self._stay_inside(before)
         except PlaywrightTimeout as error:
             raise SiteDown(f"{self.url}: {action.kind}: {_first_line(error)}") from error
-        if not self._tabs:
-            await self._open_tab(BLANK)
-        await self._stay_inside()
+
+    async def _place(self) -> _Place:
+        tab = self._tab
+        history = await tab.cdp.send("Page.getNavigationHistory")
+        return _Place(tuple(self._tabs), tab, tab.page.url, history["currentIndex"])
+
+    async def _try(self, action: Action) -> None:
+        """Carry it out and wait for its page; one outside the sites may hang."""
+        try:
+            await self._do(action)
+            await self._settle()
+        except PlaywrightTimeout:
+            if not self._tabs or self._is_inside(self._awaited_page(self._tab) or self.url):
+                raise
 
     async def _do(self, action: Action) -> None:
         match action.kind:
@@ -426,7 +477,7 @@ class BrowsingSession:
         if not self._addresses.contains(url):
             sites = ", ".join(self._addresses.canonical(address) for address in self._addresses.real.values())
             raise Refused(f"{text[:200]} is not on the sites of this task; they are {sites}")
-        await self._load(url)
+        await self._attempt(self._load(url))
 
     async def _focus(self, number: int) -> None:
         if not 0 <= number < len(self._tabs):
@@ -441,28 +492,104 @@ class BrowsingSession:
         # Tabs are blank before their first page; that is none of the agent's.
         if not 0 <= target < len(history["entries"]) or history["entries"][target]["url"] == BLANK:
             raise Refused(f"there is no page to go {direction} to")
-        await (self.page.go_back() if direction == "back" else self.page.go_forward())
+        await self._attempt(self._step(direction))
 
-    async def _stay_inside(self) -> None:
-        """Leave again a page outside the sites that a link led to; raise `SiteDown` where a page did not come."""
+    async def _step(self, direction: str) -> None:
+        """One page through the history; raises as `_load`."""
+        try:
+            await (self.page.go_back() if direction == "back" else self.page.go_forward())
+        except PlaywrightTimeout:
+            raise
+        except Error as error:
+            if "ERR_ABORTED" not in str(error):
+                raise self._trouble(f"going {direction}", error) from error
+
+    async def _attempt(self, loading: Awaitable[None]) -> None:
+        """Load a page. Of one that did not come and that the browser shows its own for, `_stay_inside` tells why."""
+        try:
+            await loading
+        except SiteDown:
+            await self._settle()
+            if not self.url.startswith(_ERROR_PAGE):
+                raise
+
+    # ---------------------------------------------------------------------------------------------- within the sites
+
+    def _is_inside(self, url: str) -> bool:
+        return url == BLANK or self._addresses.contains(url)
+
+    def _awaited_page(self, tab: _Tab) -> str:
+        """Address of the page that the tab waits for; empty when it waits for none."""
+        asked = (request for request in tab.in_flight if request.is_navigation_request())
+        return next((request.url for request in asked if request.frame == tab.page.main_frame), "")
+
+    async def _stay_inside(self, before: _Place) -> None:
+        """Leave again a page outside the sites, or one that only says that the site has no such page, and raise
+        `Refused`; raise `SiteDown` where a page of a site did not come.
+        """
         tab = self._tab
-        url = tab.failed_url if tab.page.url.startswith(_ERROR_PAGE) else tab.page.url
-        if url == BLANK or (self._addresses.contains(url) and not tab.page.url.startswith(_ERROR_PAGE)):
+        url = self._awaited_page(tab)
+        if url and not self._is_inside(url):
+            await tab.cdp.send("Page.stopLoading")
+            await self._settle()
+        elif tab.page.url.startswith(_ERROR_PAGE):
+            url = await self._missing_page(tab)
+        elif self._is_inside(tab.page.url):
             return
-        if self._addresses.contains(url) or not url:
-            raise SiteDown(f"{url or tab.page.url}: did not answer")
-        await self._leave(tab)
-        raise Refused(f"the link leads to {url[:200]}, which is not on the sites of this task")
-
-    async def _leave(self, tab: _Tab) -> None:
-        history = await tab.cdp.send("Page.getNavigationHistory")
-        if history["currentIndex"] > 0:
-            await tab.page.go_back()
-        elif len(self._tabs) > 1:
-            await tab.page.close()
         else:
-            await tab.page.goto(BLANK)
+            url = tab.page.url
+        objection = self._objection(url)
+        await self._leave(before)
+        raise Refused(objection)
+
+    async def _missing_page(self, tab: _Tab) -> str:
+        """The address whose page did not come, so that the browser shows its own."""
+        tree = await tab.cdp.send("Page.getFrameTree")
+        return _plain(tree["frameTree"]["frame"].get("unreachableUrl", ""))
+
+    def _objection(self, url: str) -> str:
+        """Why the agent cannot have that page, which did not come or is outside; raises `SiteDown` when it could."""
+        if url and not self._is_inside(url):
+            return f"this leads to {url[:200]}, which is not on the sites of this task"
+        failure = self._failures.get(url, _Failure("did not answer", None))
+        shown = self._addresses.canonical(url)[:200]
+        if failure.reason in _NOT_THE_SITES_FAULT:
+            return f"{shown} {_NOT_THE_SITES_FAULT[failure.reason]}"
+        if failure.status is not None and 400 <= failure.status < 500 and failure.status not in _OVERLOADED:
+            return f"{shown} is no page: the site answers with status {failure.status}"
+        raise SiteDown(f"{url or self.url}: {failure.reason}")
+
+    async def _leave(self, before: _Place) -> None:
+        """Show again what was shown before the action."""
+        tab = self._tab
+        if tab not in before.tabs and len(self._tabs) > 1:
+            await tab.page.close()
+            self._closed(tab)
+            await self._focus(self._tabs.index(before.tab) if before.tab in self._tabs else self._current)
+        elif not self._is_inside(tab.page.url):
+            await self._return(tab, before)
         await self._settle()
+
+    async def _return(self, tab: _Tab, before: _Place) -> None:
+        """To the page before by a step through the tab's history, else by loading it anew; to an earlier one where that
+        page has gone meanwhile. Raises `SiteDown`.
+        """
+        history = await tab.cdp.send("Page.getNavigationHistory")
+        is_same = tab is before.tab
+        steps, home = (before.step - history["currentIndex"], before.url) if is_same else (-1, BLANK)
+        ways: list[Callable[[], Awaitable[None]]] = [
+            lambda: self._step("forward" if steps > 0 else "back"),
+            lambda: self._load(home),
+            lambda: self._step("back"),
+            lambda: self._load(BLANK),
+        ]
+        for way in ways if steps else ways[1:]:
+            await self._attempt(way())
+            await self._settle()
+            if self._is_inside(tab.page.url):
+                return
+            if tab.page.url.startswith(_ERROR_PAGE):
+                self._objection(await self._missing_page(tab))
 
     # -------------------------------------------------------------------------------------------------------- judging
 
@@ -482,3 +609,8 @@ class BrowsingSession:
 
 def _first_line(error: Exception) -> str:
     return str(error).partition("\n")[0]
+
+
+def _plain(url: str) -> str:
+    """Without the place on the page."""
+    return urldefrag(url).url

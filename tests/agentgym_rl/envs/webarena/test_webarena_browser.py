@@ -28,6 +28,7 @@ from agentgym_rl.envs.checking import child_processes
 from agentgym_rl.envs.registry import EnvSpec
 from agentgym_rl.envs.server import build_app
 from agentgym_rl.envs.webarena import SMALL_TASKS, SPEC, WebArenaSettings, browsing
+from agentgym_rl.envs.webarena.addresses import BLANK
 from agentgym_rl.envs.webarena.environment import WebArena
 from agentgym_rl.envs.webarena.expert import SOLUTIONS, Step, solution
 from agentgym_rl.envs.webarena.sites.server import small_sites
@@ -274,7 +275,7 @@ def test_a_link_that_opens_a_tab_makes_it_the_current_one(shared: WebArena, page
 def test_a_link_that_leads_outside_is_followed_no_further(shared: WebArena, page: Any) -> None:
     page("<a href='http://outside.invalid/x'>Away</a><p>Here</p>")
     result = act(shared, "click", "link", "Away")
-    assert result.fail_error == ("the link leads to http://outside.invalid/x, which is not on the sites of this task")
+    assert result.fail_error == "this leads to http://outside.invalid/x, which is not on the sites of this task"
     assert shared.url.startswith("http://onestopmarket.com")
 
 
@@ -490,6 +491,7 @@ class slow_site:
     """A shop whose pages take their time, and one request of which never ends."""
 
     _LINKS = "".join(f"<p><a href='/{name}'>{name}</a></p>" for name in ("late", "streamed", "stuck", "quick"))
+    _LINKS += "<p><a target=_blank href='/late'>late anew</a></p>"
 
     def __enter__(self) -> str:
         links, end = self._LINKS, threading.Event()
@@ -539,6 +541,9 @@ def test_a_page_is_looked_at_once_it_has_loaded_and_not_waited_for_for_ever(
         for name in ("late", "streamed"):
             seen = act(environment, "click", "link", name).observation
             assert seen.startswith(f"Tab 0 (current): /{name}\n") and "That was all." in seen
+        seen = act(environment, "click", "link", "late anew").observation
+        assert seen.startswith("Tab 0: /streamed | Tab 1 (current): /late\n") and "That was all." in seen
+        act(environment, "close_tab")
         assert "That was all." in act(environment, "click", "link", "stuck").observation
         assert len(environment._session._tab.in_flight) == 1
         assert "That was all." in act(environment, "click", "link", "quick").observation
@@ -632,6 +637,191 @@ def test_a_site_that_does_not_answer_is_a_fault_and_a_page_that_hangs_a_time_out
         hang.set()
         slow.shutdown()
         slow.server_close()
+
+
+class odd_site:
+    """A shop some of whose pages are elsewhere, gone, or out of order, and a page that is no site of the tasks'."""
+
+    _ASKED: ClassVar = ("outside", "other", "hanging", "file", "circle", "status/401", "status/404", "status/410")
+    _BROKEN: ClassVar = ("status/429", "status/500", "dropped", "dead", "stuck")
+
+    def __enter__(self) -> str:
+        self._end, self._servers = threading.Event(), [self._serve(), self._serve()]
+        return self._address(0)
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        for server in self._servers:
+            server.shutdown()
+            server.server_close()
+
+    def _address(self, number: int) -> str:
+        return f"http://127.0.0.1:{self._servers[number].server_address[1]}"
+
+    def _targets(self) -> dict[str, str]:
+        """Where pages redirect to."""
+        return {
+            "/outside": "http://outside.invalid/x",
+            "/other": f"{self._address(1)}/other-page",
+            "/hanging": f"{self._address(1)}/stuck",
+            "/file": "file:///etc/passwd",
+            "/circle": "/circle",
+            "/dead": "http://127.0.0.1:9/",
+        }
+
+    def _serve(self) -> ThreadingHTTPServer:
+        site, seen = self, set[str]()
+        names = (*self._ASKED, *self._BROKEN)
+        links = "".join(
+            f"<a href='/{name}'>{name}</a> <a target=_blank href='/{name}'>{name} anew</a> " for name in names
+        )
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                path, known = self.path, self.path in seen
+                seen.add(path)
+                if path == "/dropped":
+                    self.close_connection = True
+                elif path == "/stuck":
+                    site._end.wait(30)
+                elif path.startswith("/once/") and not known:
+                    self._send(200, "<title>Once</title>")
+                elif "/status/" in path:
+                    self._send(int(path[-3:]))
+                elif (name := path[path.rfind("/") :]) in site._targets():
+                    self._send(302, location=site._targets()[name])
+                else:
+                    self._send(200, f"<title>{path}</title><form method=post><button>Post</button></form>{links}")
+
+            def do_POST(self) -> None:
+                self.rfile.read(int(self.headers["Content-Length"]))
+                self._send(200, "<title>Posted</title><a href='/last'>last</a>")
+
+            def _send(self, status: int, body: str = "", location: str = "") -> None:
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(body)))
+                self.send_header("Content-Type", "text/html")
+                self.send_header("Cache-Control", "no-store")
+                for name, value in (("Location", location), ("WWW-Authenticate", "Basic" if status == 401 else "")):
+                    if value:
+                        self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(body.encode())
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        return server
+
+
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebArena]:
+    with odd_site() as address, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(browsing, "_SETTLE_LIMIT_S", 1.0)
+        patch.setenv("SHOPPING", address)
+        patch.setenv("GITLAB", "http://127.0.0.1:9")
+        tasks = {"start_url": "__SHOPPING__/start"}, {"start_url": "__SHOPPING__/status/404"}
+        environment = with_tasks(tmp_path_factory.mktemp("odd"), *tasks, navigation_timeout=1.0, quiet=0.05)
+        yield environment
+        environment.close()
+
+
+def go_to(environment: WebArena, name: str, way: str) -> Any:
+    if way == "goto":
+        return act(environment, "goto", f"onestopmarket.com/{name}")
+    return act(environment, "click", "link", f"{name}{way.removeprefix('click')}")
+
+
+def refusal(result: Any, start: str) -> str:
+    """Why an action was refused that left everything but the keyboard's focus as it was."""
+    told, _, seen = result.observation.partition("\n")
+    assert told == f"The action had no effect: {result.fail_error}" and result.fail_error, result
+    assert seen.replace(" focused: True", "") == start.replace(" focused: True", "")
+    assert (result.reward, result.done) == (0.0, False)
+    return str(result.fail_error)
+
+
+@pytest.mark.parametrize("way", ["goto", "click", "click anew"])
+def test_a_page_that_its_site_says_is_elsewhere_or_gone_is_refused_and_left(odd: WebArena, way: str) -> None:
+    start = odd.reset(0).observation
+    for name, why in (
+        ("outside", "this leads to http://outside.invalid/x, which is not on the sites"),
+        ("other", "/other-page, which is not on the sites of this task"),
+        ("file", "http://onestopmarket.com/file leads to what is no page of a site"),
+        ("circle", "http://onestopmarket.com/circle leads round in a circle"),
+        ("status/401", "http://onestopmarket.com/status/401 is no page: the site answers with status 401"),
+        ("status/404", "the site answers with status 404"),
+        ("status/410", "the site answers with status 410"),
+    ):
+        assert why in refusal(go_to(odd, name, way), start)
+
+
+@pytest.mark.parametrize("way", ["goto", "click"])
+def test_a_page_outside_that_hangs_is_not_waited_for(odd: WebArena, way: str) -> None:
+    start = odd.reset(0).observation
+    assert "/stuck, which is not on the sites of this task" in refusal(go_to(odd, "hanging", way), start)
+
+
+@pytest.mark.parametrize("way", ["goto", "click", "click anew"])
+@pytest.mark.parametrize("name", ["status/429", "status/500", "dropped", "dead"])
+def test_a_site_that_is_out_of_order_is_a_fault_however_it_is_asked(odd: WebArena, name: str, way: str) -> None:
+    odd.reset(0)
+    with pytest.raises(browsing.SiteDown, match="ERR_"):
+        go_to(odd, name, way)
+
+
+def test_a_site_that_hangs_and_a_start_page_that_has_gone_are_faults(odd: WebArena) -> None:
+    odd.reset(0)
+    with pytest.raises(browsing.SiteDown, match="Timeout"):
+        go_to(odd, "stuck", "goto")
+    with pytest.raises(browsing.SiteDown, match="ERR_HTTP_RESPONSE_CODE_FAILURE"):
+        odd.reset(1)
+
+
+@pytest.mark.parametrize(("name", "left_for"), [("status/404", "/last"), ("outside", "/last"), ("other", BLANK)])
+def test_a_page_that_has_gone_meanwhile_is_refused_and_left(odd: WebArena, name: str, left_for: str) -> None:
+    odd.reset(0)
+    pages = [f"onestopmarket.com/once/{way}/{name}" for way in ("back", "forward", "again")]
+    act(odd, "goto", pages[0])
+    last = act(odd, "goto", "onestopmarket.com/last").observation
+    assert refusal(act(odd, "go_back"), last) and odd.url.endswith("/last")
+    act(odd, "goto", pages[1])
+    act(odd, "go_back")
+    assert refusal(act(odd, "go_forward"), last) and odd.url.endswith("/last")
+    act(odd, "goto", pages[2])
+    assert odd.url.endswith(pages[2])
+    assert act(odd, "goto", pages[2]).fail_error != "" and odd.url.endswith(left_for)
+
+
+def test_a_page_that_answered_a_form_is_not_gone_back_to_and_can_be_left_and_shown_again(odd: WebArena) -> None:
+    odd.reset(0)
+    act(odd, "click", "button", "Post")
+    assert "status 404" in go_to(odd, "status/404", "goto").fail_error
+    assert odd.url == "http://onestopmarket.com/start"
+    act(odd, "click", "button", "Post")
+    act(odd, "click", "link", "last")
+    assert "is not sent a second time" in act(odd, "go_back").fail_error
+    assert odd.url == "http://onestopmarket.com/last"
+
+
+def test_a_tab_of_the_agents_own_stays_when_its_page_is_refused(odd: WebArena) -> None:
+    odd.reset(0)
+    blank = act(odd, "new_tab").observation
+    assert "status 404" in refusal(go_to(odd, "status/404", "goto"), blank)
+
+
+def test_a_tab_that_a_refused_link_opened_gives_way_to_the_one_it_was_opened_from(odd: WebArena) -> None:
+    odd.reset(0)
+    act(odd, "new_tab")
+    act(odd, "tab_focus", "0")
+    assert (
+        go_to(odd, "outside", "click anew")
+        .observation.partition("\n")[2]
+        .startswith("Tab 0 (current): /start | Tab 1: ")
+    )
 
 
 def test_sessions_leave_no_visitor_at_the_small_sites(shared: WebArena) -> None:
