@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import sys
@@ -49,3 +50,15 @@ def peak_memory_gib(device: torch.device) -> dict[str, float]:
         "perf/max_memory_reserved_gib": torch.cuda.max_memory_reserved(device) / 2**30,
         "perf/max_host_memory_gib": resident,
     }
+
+
+def release_cached(device: torch.device) -> None:
+    """Give back what torch holds of a GPU's memory for later, so that other processes can have it.
+
+    Takes tenths of a second, and torch asks for memory anew afterwards: for the ends of phases, not of micro-batches.
+    """
+    import torch
+
+    if device.type == "cuda":
+        gc.collect()  # A module of FSDP refers to itself, and is there until this finds that nobody else does.
+        torch.cuda.empty_cache()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+
 import torch
 
 from verl.config import DPOAlgorithmConfig, DPORefConfig, ModelConfig
 from verl.protocol import DataProto
 from verl.single_controller.base import WorkerContext
+from verl.utils.devices import release_cached
 from verl.workers.data_worker import DataWorker, LearnerSetup
 from verl.workers.dpo import PreferenceTrainer
 from verl.workers.reference import Reference
@@ -47,8 +50,8 @@ class DPOWorker(DataWorker):
     def drop_reference(self) -> None:
         """Free its memory."""
         self._reference = None
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()
+        gc.collect()  # On any device: a module of FSDP refers to itself.
+        release_cached(self._device)
 
     def ref_log_probs(self, share: DataProto) -> torch.Tensor:
         """Log-probs ``T`` of this worker's share under the reference; where none is loaded, under the model itself."""

@@ -23,7 +23,7 @@ from verl.utils.checkpoint import (
     BackgroundWriter,
     SaveOrder,
 )
-from verl.utils.devices import device_name, peak_memory_gib
+from verl.utils.devices import device_name, peak_memory_gib, release_cached
 from verl.utils.distributed import destroy_process_group
 from verl.utils.flops import ModelSize, model_size
 from verl.utils.seeding import derive_seed, load_random_state, random_state, save_random_state, seed_everything
@@ -180,10 +180,16 @@ class HybridWorker(RolloutWorker, TrainingWorker):
     def __init__(self, context: WorkerContext, rollout: RolloutSetup, training: ActorSetup) -> None:
         RolloutWorker.__init__(self, context, rollout)
         self._load_models(rollout, training)
+        release_cached(self._device)
+
+    def start_step(self, step: int) -> None:
+        super().start_step(step)
+        # All workers, and then all engines: one that spans several devices wakes on all of them.
+        release_cached(self._device)
 
     def sync_weights(self, version: int) -> WeightUpdateTimes:
         """Give the actor's weights to the engine."""
-        return self._engine.load_weights(self._actor.state_dict_items(on_device=True), version)
+        return self.load_weights(self._actor.state_dict_items(on_device=True), version)
 
     def close(self) -> None:
         self._close_writer()

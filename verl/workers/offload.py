@@ -8,6 +8,8 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from verl.utils.devices import release_cached
+
 
 class Residence:
     """Where a module and its optimizer's state are: on the device while they are needed, else on the host.
@@ -37,6 +39,7 @@ class Residence:
     def _rest(self) -> None:
         if self._moves_module:
             self._module.to("cpu")
+            release_cached(self._device)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -29,10 +30,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def make_learner(model: Path) -> MakeLearner:
-    def make(fsdp: FSDPConfig | None = None, **optim: object) -> SupervisedTrainer:
+    def make(fsdp: FSDPConfig | None = None, **optim: Any) -> SupervisedTrainer:
         return SupervisedTrainer(
             ModelConfig(path=str(model)),
-            OptimConfig(**({"lr": 1e-3, "lr_warmup_steps": 2} | optim)),
+            OptimConfig(**{"lr": 1e-3, "lr_warmup_steps": 2, **optim}),
             MicroBatchLimits(),
             device="cpu",
             total_updates=8,

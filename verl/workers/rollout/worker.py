@@ -22,6 +22,7 @@ from agentgym_rl.rollout.sessions import SessionUsage
 from agentgym_rl.types import StopReason, Trajectory
 from verl.models.loading import compute_dtype, load_policy, load_tokenizer
 from verl.single_controller.base import Interrupted, WorkerContext
+from verl.utils.devices import release_cached
 from verl.utils.distributed import destroy_process_group
 from verl.utils.seeding import derive_seed
 from verl.workers.peers import join_peers
@@ -205,8 +206,15 @@ class RolloutWorker:
         return self._device
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> WeightUpdateTimes:
-        """Give the engine other weights; see `Engine.load_weights`. Collective, as iterating ``weights`` is."""
-        return self._engine.load_weights(weights, version)
+        """Give the engine other weights; see `Engine.load_weights`. Collective, as iterating ``weights`` is.
+
+        An engine that sleeps takes memory for them on the devices of all its ranks. What gathering took is free then.
+        """
+        release_cached(self._device)
+        self._group.wait()
+        times = self._engine.load_weights(weights, version)
+        release_cached(self._device)
+        return times
 
     def close(self) -> None:
         """End the engine and leave the process group."""
