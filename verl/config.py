@@ -134,7 +134,9 @@ class ModelConfig:
     that share a micro-batch; same numbers up to rounding. Not with ``ppo_micro_batch_size_per_gpu`` or
     ``ulysses_sequence_parallel_size``."""
     dtype: str = "auto"
-    """Parameters' type: ``float32``, ``bfloat16``, or ``auto``: float32, with bfloat16 compute on CUDA."""
+    """Type that the model is read, computed, played and exported in: ``float32``, ``bfloat16``, or ``auto``: float32,
+    with bfloat16 compute on CUDA. What is trained, be it the model or an adapter, is always kept in float32, with its
+    gradients and Adam's moments; under ``bfloat16`` the rest takes half the memory."""
     external_lib: str | None = None
     """A Python module that is imported first and registers its own architectures with transformers."""
     freeze: list[str] = field(default_factory=list)

@@ -43,6 +43,7 @@ class Training:
 _FULL_KL = {"kl_loss_type": "full"}
 _LORA = {"lora_rank": 4, "lora_alpha": 8.0}
 _FROZEN = {"freeze": ["model.embed_tokens.*", "*.bias"]}
+_BFLOAT16 = {"dtype": "bfloat16"}
 _ULYSSES = {"ulysses_sequence_parallel_size": 2}
 TRAININGS = {
     "micro_1": Training({"ppo_micro_batch_size_per_gpu": 1}),
@@ -61,6 +62,9 @@ TRAININGS = {
     "lora_ulysses": Training({"ppo_micro_batch_size_per_gpu": 2, **_ULYSSES}, _LORA),
     "frozen": Training({"ppo_max_token_len_per_gpu": 50}, _FROZEN),
     "frozen_ulysses": Training({"ppo_micro_batch_size_per_gpu": 2, **_ULYSSES}, _FROZEN),
+    "bfloat16": Training({"ppo_max_token_len_per_gpu": 50}, _BFLOAT16),
+    "bfloat16_lora": Training({"ppo_max_token_len_per_gpu": 50}, _BFLOAT16 | _LORA),
+    "bfloat16_frozen": Training({"ppo_max_token_len_per_gpu": 50}, _BFLOAT16 | _FROZEN),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import fnmatch
 import importlib
 from collections.abc import Iterable, Sequence
@@ -85,12 +86,16 @@ def import_external(config: ModelConfig) -> None:
 
 
 def prepare_for_training(model: PreTrainedModel, config: ModelConfig) -> None:
-    """Adapter, frozen weights and gradient checkpointing as ``config`` says; changes ``model`` in place."""
+    """Adapter, frozen weights and gradient checkpointing as ``config`` says; changes ``model`` in place.
+
+    What is trained is float32 then, see `TRAINED_DTYPE`.
+    """
     if config.lora_rank > 0:
         from verl.models.lora import add_adapter
 
         add_adapter(model, config)
     freeze(model, config.freeze)
+    _keep_trained_in_float32(model)
     if config.enable_gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
 
@@ -113,6 +118,12 @@ def freeze(model: PreTrainedModel, patterns: Sequence[str]) -> None:
         raise ConfigError(f"model.freeze={list(patterns)!r}: nothing is left to train")
 
 
+def _keep_trained_in_float32(model: PreTrainedModel) -> None:
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.to(TRAINED_DTYPE)  # in place: tied weights stay one
+
+
 _GENERIC_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")
 
 
@@ -133,16 +144,30 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
+TRAINED_DTYPE = torch.float32
+"""Of trained weights, so also of their gradients and of Adam's moments, whatever they compute in.
+
+An update moves a weight by about ``lr``. bfloat16 has 8 bits: at ``lr`` 1e-6 a weight beyond 0.0005 would be rounded
+back to where it was, and a second moment that decays by 0.999 could not move at all.
+"""
+
+
 def parameter_dtype(config: ModelConfig) -> torch.dtype:
-    """Type in which parameters are kept; under ``auto`` the float32 masters, see `compute_dtype`."""
+    """Type in which a model is read, and in which weights that are not trained are kept; see `TRAINED_DTYPE`."""
     return torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
 
 
 def compute_dtype(config: ModelConfig, device: torch.device) -> torch.dtype:
-    """Type of matrix products: bfloat16 under ``auto`` on CUDA, else the parameters' own."""
+    """Type of matrix products: bfloat16 under ``auto`` on CUDA, else `parameter_dtype`."""
     if config.dtype == "auto" and device.type == "cuda":
         return torch.bfloat16
     return parameter_dtype(config)
+
+
+def own_dtype(model: PreTrainedModel) -> torch.dtype:
+    """Type in which ``model`` was read, and in which engines and exports get its weights."""
+    dtype = model.config.dtype
+    return dtype if isinstance(dtype, torch.dtype) else model.dtype
 
 
 # Names under which model families of transformers scale or cap their logits, and the value that changes nothing.
@@ -169,7 +194,12 @@ def export_huggingface(
 ) -> None:
     """Write weights, config, generation config and tokenizer to ``path``, for `from_pretrained` and vLLM.
 
-    ``weights`` are full tensors by name, tied ones once.
+    ``weights`` are full tensors by name, tied ones once, in the model's `own_dtype`.
     """
-    model.save_pretrained(path, state_dict=dict(weights))
+    # Of the trained weights' type `save_pretrained` would speak in the config, which training may read meanwhile.
+    exported = copy.copy(model)
+    exported.config = copy.deepcopy(model.config)
+    exported.save_pretrained(path, state_dict=dict(weights))
+    exported.config.dtype = own_dtype(model)
+    exported.config.save_pretrained(path)
     tokenizer.save_pretrained(path)

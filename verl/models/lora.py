@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from agentgym_rl.errors import ConfigError
 from verl.config import ModelConfig
+from verl.models.loading import own_dtype
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -81,7 +82,7 @@ def without_adapter(module: nn.Module) -> Iterator[None]:
 def merged_weights(
     model: PreTrainedModel, whole: Callable[[torch.Tensor], torch.Tensor]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Weights of ``model`` under the names they had without the adapter, which is added to them.
+    """Weights of ``model`` under the names they had without the adapter, which is added to them; in its `own_dtype`.
 
     ``whole`` makes a full tensor of a shard; all ranks must run the iterator to its end.
     """
@@ -91,8 +92,8 @@ def merged_weights(
             continue
         weight = whole(parameter)
         if name in layers:
-            weight = weight + _delta(layers[name], whole).to(weight)
-        yield name.replace(_BASE, "."), weight
+            weight = weight.float() + _delta(layers[name], whole)  # rounded once, with the sum
+        yield name.replace(_BASE, "."), weight.to(own_dtype(model))
 
 
 def adapter_weights(

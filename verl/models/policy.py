@@ -15,6 +15,7 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from verl.models.attention import Packing
+from verl.models.loading import TRAINED_DTYPE
 from verl.models.log_probs import OutputStates, token_kl, token_log_probs
 from verl.models.prefixes import Row
 from verl.models.sequence_parallel import SequenceParallel
@@ -135,7 +136,7 @@ class ValueModule(PackedModule):
     def __init__(self, model: PreTrainedModel, parallel: SequenceParallel | None = None) -> None:
         """Takes the backbone of a causal language model; the value head begins at 0, which is the value everywhere."""
         super().__init__(cast(PreTrainedModel, model.base_model), parallel)
-        self.value_head = nn.Linear(model.config.hidden_size, 1, dtype=model.dtype)
+        self.value_head = nn.Linear(model.config.hidden_size, 1, dtype=TRAINED_DTYPE)
         nn.init.zeros_(self.value_head.weight)
         nn.init.zeros_(self.value_head.bias)
 

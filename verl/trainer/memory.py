@@ -65,7 +65,7 @@ class Machine:
 
     @property
     def is_sharded(self) -> bool:
-        """One CPU process holds the plain module; all else FSDP."""
+        """One CPU process is alone; all else shares out the model."""
         return self.device == "cuda" or self.num_devices > 1
 
 
@@ -170,7 +170,7 @@ def plan_data_memory(
     }
     if isinstance(config, DPOConfig) and config.ref.path is not None:
         offloaded = RefFSDPConfig(param_offload=True)
-        users["reference, before training"] = (_weights(shape.num_weights, model, offloaded, machine),)
+        users["reference, before training"] = (_weights(shape.num_weights, parameter_bytes(model), offloaded, machine),)
     if engine is None:
         return MemoryPlan(users, (), "", None)
     demand = Demand.of(
@@ -190,7 +190,8 @@ def _users(
     branch = config.actor_rollout_ref
     users: dict[str, tuple[Part, ...]] = {"actor": tuple(_actor(config, shape, machine, longest))}
     if config.needs_reference and branch.model.lora_rank == 0:
-        users["reference"] = (_weights(shape.num_weights, branch.model, branch.ref.fsdp_config, machine),)
+        size = parameter_bytes(branch.model)
+        users["reference"] = (_weights(shape.num_weights, size, branch.ref.fsdp_config, machine),)
     if config.needs_critic:
         users["critic"] = tuple(_critic(config, critic_shape, machine, longest))
     return users
@@ -224,7 +225,7 @@ def micro_batch_tokens(config: PPOConfig, trained: ActorConfig | CriticConfig, l
 
 
 def parameter_bytes(model: ModelConfig) -> int:
-    """Of one weight: float32 masters, unless ``model.dtype`` says otherwise."""
+    """Of one weight that is not trained: float32, unless ``model.dtype`` says otherwise."""
     return 2 if model.dtype == "bfloat16" else _FLOAT32
 
 
@@ -233,8 +234,8 @@ def compute_bytes(model: ModelConfig, machine: Machine) -> int:
     return 2 if model.dtype == "auto" and machine.device == "cuda" else parameter_bytes(model)
 
 
-def _weights(num_weights: int, model: ModelConfig, fsdp: RefFSDPConfig, machine: Machine) -> Part:
-    size, shards = parameter_bytes(model), fsdp.num_shards(machine.num_devices)
+def _weights(num_weights: int, size: int, fsdp: RefFSDPConfig, machine: Machine) -> Part:
+    shards = fsdp.num_shards(machine.num_devices)
     formula = f"P x {size} B / D = {num_weights:.3g} x {size} B / {shards}"
     return Part(WEIGHTS, num_weights * size / shards, formula, not fsdp.param_offload)
 
@@ -242,11 +243,14 @@ def _weights(num_weights: int, model: ModelConfig, fsdp: RefFSDPConfig, machine:
 def _trained(
     num_weights: int, shape: ModelShape, model: ModelConfig, fsdp: FSDPConfig, machine: Machine
 ) -> Iterator[Part]:
-    """Weights, gradients and the optimizer's state; with an adapter the last two are the adapter's alone."""
+    """Weights, gradients and the optimizer's state; with an adapter the last two are the adapter's alone.
+
+    What is trained is float32 whatever ``model.dtype`` says, as `verl.models.loading.TRAINED_DTYPE`.
+    """
     adapter = shape.adapter_weights(model.lora_rank)
     trained = adapter or num_weights
-    size, share = parameter_bytes(model), 1 / fsdp.num_shards(machine.num_devices)
-    yield _weights(num_weights, model, fsdp, machine)
+    size, share = _FLOAT32, 1 / fsdp.num_shards(machine.num_devices)
+    yield _weights(num_weights, parameter_bytes(model) if adapter else size, fsdp, machine)
     if adapter:
         formula = f"P' x {size} B / D, P' = {adapter:.3g} of rank {model.lora_rank}"
         yield Part(ADAPTER, adapter * size * share, formula, not fsdp.param_offload)
@@ -280,9 +284,9 @@ def _logits(shape: ModelShape, tokens: int) -> Part:
 
 def _gathered(shape: ModelShape, model: ModelConfig, machine: Machine) -> Iterator[Part]:
     """What FSDP puts together of the shards: embeddings and output layer throughout a pass, and the layers at work."""
-    if not machine.is_sharded:
-        return
     size = compute_bytes(model, machine)
+    if not machine.is_sharded and size == _FLOAT32:
+        return  # the plain module, which computes in the type of what is trained
     num_weights = shape.head_weights + _GATHERED_LAYERS * shape.layer_weights
     yield Part("gathered layers", num_weights * size, f"(embeddings, output, {_GATHERED_LAYERS} layers) x {size} B")
 

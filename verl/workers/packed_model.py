@@ -2,8 +2,8 @@
 
 In a process group of several ranks every public method is collective: all ranks call it, each with its own share of
 the batch (which may be empty). The module is sharded with FSDP2 then, and on CUDA always, where FSDP also does the
-mixed precision. One CPU process runs the plain module, which needs no process group; sharding over itself would cost
-nothing measurable (7,600 to 8,000 tokens/s either way, 0.8M parameters).
+mixed precision. One CPU process runs the plain module, which needs no process group, unless it trains in mixed
+precision; sharding over itself would cost nothing measurable (7,600 to 8,000 tokens/s either way, 0.8M parameters).
 Axes: ``T`` tokens of a batch, ``S`` its loss tokens.
 """
 
@@ -20,7 +20,14 @@ from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from verl.config import ModelConfig, RefFSDPConfig
-from verl.models.loading import compute_dtype, load_tokenizer, model_skeleton, prepare_for_training, read_model
+from verl.models.loading import (
+    TRAINED_DTYPE,
+    compute_dtype,
+    load_tokenizer,
+    model_skeleton,
+    prepare_for_training,
+    read_model,
+)
 from verl.models.log_probs import OutputStates
 from verl.models.policy import PackedModule, PolicyModule, ReadOut
 from verl.models.sequence_parallel import SequenceParallel, check_heads
@@ -80,7 +87,8 @@ class PackedModel:
         self.residence = Residence(self.module, self.device, offload_module=placement.fsdp.param_offload)
 
     def _load(self, config: ModelConfig, fsdp: RefFSDPConfig, make_module: MakeModule, trainable: bool) -> PackedModule:
-        """The module with its weights: whole on a single CPU, else a shard of what rank 0 reads."""
+        """The module with its weights: whole on a single CPU that computes in their type, else a shard of what rank 0
+        reads."""
 
         def build(model: PreTrainedModel) -> PackedModule:
             if trainable:
@@ -91,7 +99,9 @@ class PackedModel:
             module.shares_prefixes = config.share_prefixes and self.parallel is None
             return module if trainable else module.requires_grad_(False)
 
-        if self.device.type == "cpu" and distributed.world_size() == 1:
+        dtype = compute_dtype(config, self.device)
+        is_mixed = trainable and dtype != TRAINED_DTYPE
+        if self.device.type == "cpu" and distributed.world_size() == 1 and not is_mixed:
             return build(read_model(config))
         distributed.init_single_process_group(self.device)
         source = build(read_model(config)) if distributed.rank() == 0 else None
@@ -102,7 +112,7 @@ class PackedModel:
             source,
             layer_classes=tuple(module.model._no_split_modules or ()),
             device=self.device,
-            dtype=compute_dtype(config, self.device),
+            dtype=dtype,
             num_shards=fsdp.num_shards(distributed.world_size()),
         )
         if source is not None and source.model.can_generate():  # as the bare backbone of a critic cannot

@@ -140,6 +140,35 @@ def test_an_adapter_alone_has_gradients_and_optimizer() -> None:
     assert "reference" not in planned.users  # the actor without its adapter
 
 
+def test_what_is_trained_is_float32_even_of_a_model_of_16_bit() -> None:
+    config = run_of()
+    config.actor_rollout_ref.model.dtype = "bfloat16"
+    config.actor_rollout_ref.actor.use_kl_loss = True
+    config.algorithm.adv_estimator = "gae"
+    users = plan(config).users
+    parts = sizes(users["actor"])
+    assert [parts[name] for name in ("weights", "gradients", "Adam")] == [WEIGHTS, WEIGHTS, 2 * WEIGHTS]
+    assert parts["gathered layers"] == (200_000 + 2 * LAYER) * 2
+    assert sizes(users["reference"])["weights"] == WEIGHTS * 2 / 4
+    assert sizes(users["critic"])["Adam"] == 2 * (WEIGHTS - 1000 * 100 + 100 + 1)
+    config.actor_rollout_ref.model.lora_rank = 3
+    adapter = 10 * 3 * (2 * 200 + 2 * 150 + 3 * 300)
+    parts = sizes(plan(config).users["actor"])
+    assert [parts[name] for name in ("weights", "adapter", "gradients", "Adam")] == [
+        WEIGHTS * 2 / 4,
+        adapter,
+        adapter,
+        2 * adapter,
+    ]
+
+
+def test_one_process_on_a_cpu_that_computes_in_16_bit_gathers_layers_beside_its_float32() -> None:
+    config = run_of(workers=1)
+    config.actor_rollout_ref.model.dtype = "bfloat16"
+    parts = sizes(plan(config, device="cpu", engine="hf").users["actor"])
+    assert (parts["weights"], parts["gathered layers"]) == (WEIGHTS * 4, (200_000 + 2 * LAYER) * 2)
+
+
 def test_the_engine_holds_weights_of_its_own_and_a_cache_for_each_trajectory_at_once() -> None:
     config = run_of()
     config.data.train_batch_size = 32  # x 4 trajectories on 4 engines

@@ -16,6 +16,7 @@ from agentgym_rl.errors import ConfigError
 from verl.models.sequence_parallel import check_heads
 from verl.protocol import DataProto
 from verl.trainer.core_algos import kl_estimate, ppo_clip_loss
+from verl.utils import distributed
 from verl.utils.balancing import balanced_partition
 
 FULL_KL = [name for name in TRAININGS if name.startswith("full_kl")]
@@ -26,6 +27,8 @@ FULL = [
 ]
 LORA = [name for name in TRAININGS if name.startswith("lora")]
 FROZEN = [name for name in TRAININGS if name.startswith("frozen")]
+BFLOAT16 = {"bfloat16": "packed", "bfloat16_lora": "lora", "bfloat16_frozen": "frozen"}
+"""Trainings with frozen weights and matrix products of 16 bit, and the same in float32."""
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +52,11 @@ def on_one_rank(name: str, model: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def one_rank(model) -> dict[str, dict[str, Any]]:
-    names = ("packed", "lora", "frozen", "micro_1", "micro_2", "micro_4", "full_kl", "full_kl_lora")
-    return {name: on_one_rank(name, model) for name in names}
+    names = ("packed", "lora", "frozen", "micro_1", "micro_2", "micro_4", "full_kl", "full_kl_lora", *BFLOAT16)
+    try:
+        return {name: on_one_rank(name, model) for name in names}
+    finally:
+        distributed.destroy_process_group()  # One rank too has a group in mixed precision.
 
 
 def results(folder: Path, name: str) -> list[dict[str, Any]]:
@@ -91,6 +97,28 @@ def test_frozen_weights_train_the_same_on_two_ranks(two_ranks, one_rank, name):
     change = changes(one_rank["frozen"]["weights"])
     frozen = {name for name in change if "embed_tokens" in name or name.endswith(".bias")}
     assert all((change[name] == 0) == (name in frozen) for name in change) and frozen
+
+
+@pytest.mark.parametrize(("name", "exact"), BFLOAT16.items())
+def test_a_model_of_16_bit_trains_the_same_on_two_ranks_and_nearly_as_in_float32(two_ranks, one_rank, name, exact):
+    one = one_rank[name]
+    assert_near(one["metrics"], one_rank[exact]["metrics"], grad_norm=0.1, pg_loss=0.02)
+    for result in results(two_ranks, name):
+        assert_near(result["metrics"], one["metrics"], grad_norm=0.05, pg_loss=0.005)
+        assert result["reference_moved"] == one["reference_moved"] == 0
+        for weight, tensor in result["weights"].items():
+            assert tensor.dtype == torch.bfloat16
+            # Where a gradient is about 0, its rounding decides which way the weight goes.
+            assert (tensor - one["weights"][weight]).abs().mean() < 1e-3, weight
+
+
+def assert_near(
+    one: list[dict[str, float]], other: list[dict[str, float]], *, grad_norm: float, pg_loss: float
+) -> None:
+    """Gradient norms are as near as this share of themselves in all updates, losses as near as this."""
+    for metrics, other_metrics in zip(one, other, strict=True):
+        assert metrics["actor/grad_norm"] == pytest.approx(other_metrics["actor/grad_norm"], rel=grad_norm)
+        assert metrics["actor/pg_loss"] == pytest.approx(other_metrics["actor/pg_loss"], abs=pg_loss)
 
 
 @pytest.mark.parametrize("name", FULL_KL)
