@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from agentgym_rl.agent.actions import end_of_thinking
-from agentgym_rl.client.connection import environment_token
+from agentgym_rl.client.addresses import environment_token
 from agentgym_rl.errors import EngineError, EnvServerError
 from agentgym_rl.hosted.endpoint import HostedModel
 from agentgym_rl.types import Message, Role
