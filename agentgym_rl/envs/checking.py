@@ -14,9 +14,9 @@ import random
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -47,6 +47,8 @@ BAD_ACTIONS = (
 _CYCLES = 30
 """Sessions that the check for leaks opens and closes."""
 _CLIENTS = 4
+_Seen = tuple[str, float, bool]
+"""What a session shows after a call: observation, reward, done."""
 _SHOWN = 200
 _ITEMS_SHOWN = 10
 _DETERMINISM = "determinism by index"
@@ -381,15 +383,16 @@ class _Checker:
             return f"{len(output.state)} characters after {self._spec.client.example_action!r}"
 
     def _concurrency(self) -> str:
-        """Sessions that are played at the same time see what each saw alone."""
+        """Sessions that are played a call of each in turn, and at the same time, see what each saw alone."""
         if _DETERMINISM in self._failed:
             raise _NotApplicable(f"tells nothing while {_DETERMINISM!r} fails")
         items = [self._items[number % len(self._items)] for number in range(_CLIENTS)]
         with self._server() as url:
-            alone = {item: self._remote_episode(url, item) for item in set(items)}
+            alone = {item: list(self._remote_episode(url, item)) for item in set(items)}
+            in_turn = self._remote_episodes_in_turn(url, items)
             with ThreadPoolExecutor(len(items)) as threads:
-                together = list(threads.map(lambda item: self._remote_episode(url, item), items))
-        for item, seen in zip(items, together, strict=True):
+                at_once = list(threads.map(lambda item: list(self._remote_episode(url, item)), items))
+        for item, seen in zip(items * 2, in_turn + at_once, strict=True):
             _expect_equal(f"item {item} beside other sessions", seen, alone[item])
         return f"{len(items)} sessions"
 
@@ -503,17 +506,23 @@ class _Checker:
                     return item, moment
         raise _NotApplicable(f"no episode ended within {self._steps} random actions, and there is no expert")
 
-    def _remote_episode(self, url: str, item: int) -> list[tuple[str, float, bool]]:
-        dice, seen = random.Random(item), []
+    def _remote_episodes_in_turn(self, url: str, items: Sequence[int]) -> list[list[_Seen]]:
+        """Which calls come between those of a session is the same each time, as it is not where threads play."""
+        with ExitStack() as sessions:
+            playing = [sessions.enter_context(closing(self._remote_episode(url, item))) for item in items]
+            rounds = list(itertools.zip_longest(*playing))
+        return [[moment for moment in episode if moment is not None] for episode in zip(*rounds, strict=True)]
+
+    def _remote_episode(self, url: str, item: int) -> Generator[_Seen, None, None]:
+        dice = random.Random(item)
         with self._spec.client(url) as client:
-            seen.append((client.reset(item), 0.0, False))
+            yield client.reset(item), 0.0, False
             for _ in range(min(5, self._steps)):
                 listed = sorted(client.available_actions()) or [self._spec.client.example_action]
                 output = client.step(f"Action: {dice.choice(listed)}")
-                seen.append((output.state, output.reward, output.done))
+                yield output.state, output.reward, output.done
                 if output.done:
                     break
-        return seen
 
     def _open_and_close(self, url: str, count: int) -> None:
         for number in range(count):

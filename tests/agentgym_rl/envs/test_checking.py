@@ -138,7 +138,6 @@ class Shared(Quiz):
         return super().reset(data_idx)
 
     def step(self, action: str) -> Any:
-        time.sleep(0.01)
         Shared._steps += 1
         result = super().step(action)
         self._seen = f"{self._seen} {Shared._steps}"

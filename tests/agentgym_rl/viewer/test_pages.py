@@ -542,12 +542,22 @@ def test_a_fault_says_what_went_wrong(browser: Browser, tmp_path: Path) -> None:
 @pytest.mark.server
 def test_the_command_serves_on_this_machine_alone_with_the_token_it_was_given(browser: Browser, tmp_path: Path) -> None:
     write_rows(tmp_path / "step1/0.jsonl", [make_trajectory(1)])
-    command = [sys.executable, "-m", "agentgym_rl.cli", "view", str(tmp_path), "--port", "0", "--token", "open sesame"]
+    command = [
+        sys.executable,
+        "-m",
+        "agentgym_rl.cli",
+        "view",
+        str(tmp_path),
+        "--port",
+        "0",
+        "--token",
+        "open+me&1",
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
             said = process.stdout.readline()
-            match = re.search(r" on (http://127\.0\.0\.1:\d+)/\?token=open%20sesame$", said.strip())
+            match = re.search(r" on (http://127\.0\.0\.1:\d+)/\?token=open%2Bme%261$", said.strip())
             assert match is not None, said
             with watched_page(browser) as watched:
                 watched.page.goto(match[1])
