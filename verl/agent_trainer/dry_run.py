@@ -44,7 +44,7 @@ from verl.trainer.memory import (
     plan_memory,
 )
 from verl.trainer.plan import PPOPlan, describe_generation
-from verl.utils.checkpoint import find_resume_folder
+from verl.trainer.resuming import ppo_checkpoint
 from verl.utils.devices import resolve_device
 from verl.utils.model_folder import find_model
 from verl.workers.rollout.selection import engine_name
@@ -61,9 +61,7 @@ def describe_ppo(config: PPOConfig) -> str:
         check_replay(config, plan.total_steps)
     for key, folder in ppo_output_folders(config).items():
         check_can_be_made(key, folder)
-    resume = find_resume_folder(
-        Path(trainer.default_local_dir), mode=trainer.resume_mode, path=trainer.resume_from_path
-    )
+    resume = ppo_checkpoint(config)
     machine = Machine(planned_device(trainer.device), trainer.world_size)
     return "\n".join(
         [

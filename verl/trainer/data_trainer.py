@@ -11,7 +11,7 @@ import shutil
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -23,6 +23,7 @@ from verl.single_controller.base import WorkerGroup, WorkerSpec
 from verl.trainer.item_order import ItemOrder
 from verl.trainer.loop import TrainingLoop, run_loop
 from verl.trainer.plan import describe_machine
+from verl.trainer.resuming import data_checkpoint
 from verl.trainer.rollouts import trajectory_folder
 from verl.trainer.validation import Validation
 from verl.utils import checkpoint
@@ -71,14 +72,10 @@ class DataPlan:
 
     @classmethod
     def of(cls, config: SFTConfig, order: ItemOrder[Any], val_items: Sequence[Item], *, kind: str) -> DataPlan:
-        """Raises `ConfigError` when the checkpoint to resume does not exist, is of another ``kind`` of training, or of
-        one that trained other weights."""
+        """Raises `ConfigError` when the run cannot go on from its checkpoint: see `data_checkpoint`."""
         trainer = config.trainer
         root = Path(trainer.default_local_dir).resolve()
-        resume_from = checkpoint.find_resume_folder(root, mode=trainer.resume_mode, path=trainer.resume_from_path)
-        if resume_from is not None:
-            checkpoint.check_kind(resume_from, kind)
-            checkpoint.check_trained_weights(resume_from, asdict(config), model_key="model")
+        resume_from = data_checkpoint(config, kind=kind)
         total_steps = trainer.total_training_steps or trainer.total_epochs * order.batches_per_epoch
         return cls(kind, root, total_steps, resume_from, tuple(val_items))
 

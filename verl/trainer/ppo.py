@@ -52,6 +52,7 @@ from verl.trainer.replay import (
     replay_folder,
     write_step,
 )
+from verl.trainer.resuming import ppo_checkpoint
 from verl.trainer.rollouts import Rollout, generate_anew, trajectory_folder
 from verl.trainer.step_rollouts import StepRollouts, StepSampler, TakesSteps, record_outcome
 from verl.trainer.token_log import copy_tokenizer, log_token_values
@@ -312,11 +313,7 @@ def run_ppo(config: PPOConfig, *, train_items: Sequence[Item], val_items: Sequen
     if config.trainer.replay:
         _check_replay(config, plan)
     device, root = resolve_device(config.trainer.device), output_folder(config)
-    resume_from = checkpoint.find_resume_folder(
-        root, mode=config.trainer.resume_mode, path=config.trainer.resume_from_path
-    )
-    if resume_from:
-        _check_checkpoint(resume_from, config)
+    resume_from = ppo_checkpoint(config)
     print(plan.describe(config, device), flush=True)
     if config.trainer.rollout_only:
         _collect(config, plan, order, device)
@@ -342,15 +339,6 @@ def run_ppo(config: PPOConfig, *, train_items: Sequence[Item], val_items: Sequen
         steps_done=checkpoint.step_of(resume_from) if resume_from else 0,
         console_columns=CONSOLE_COLUMNS,
     )
-
-
-def _check_checkpoint(folder: Path, config: PPOConfig) -> None:
-    """Raise `ConfigError` when the run cannot go on from the checkpoint."""
-    checkpoint.check_kind(folder, "ppo")
-    if config.needs_critic:
-        checkpoint.check_has_critic(folder)
-    if not config.trainer.rollout_only:
-        checkpoint.check_trained_weights(folder, dataclasses.asdict(config), model_key="actor_rollout_ref.model")
 
 
 def _check_replay(config: PPOConfig, plan: PPOPlan) -> None:

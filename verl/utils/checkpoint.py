@@ -216,50 +216,6 @@ def find_resume_folder(root: Path, *, mode: str, path: str | None = None) -> Pat
     return folder
 
 
-def check_has_critic(folder: Path) -> None:
-    """Raise `ConfigError` when the checkpoint was written by a run without a critic."""
-    if not (folder / CRITIC_FOLDER).is_dir():
-        raise ConfigError(
-            f"{folder} has no {CRITIC_FOLDER}/, which a run with a critic would go on from: take an "
-            "algorithm.adv_estimator without one, or trainer.resume_mode=disable with actor_rollout_ref.model.path="
-            f"{folder / ACTOR_FOLDER / HUGGINGFACE_FOLDER}"
-        )
-
-
-def check_kind(folder: Path, kind: str) -> None:
-    """Raise `ConfigError` when the checkpoint is of another kind of training than ``kind``, as ``ppo`` or ``sft``."""
-    found = load_trainer_state(folder).get("kind", "ppo")
-    if found != kind:
-        raise ConfigError(
-            f"{folder} is a checkpoint of {found} and not of {kind}: take another trainer.default_local_dir; to train "
-            f"its model further, let the model's path be {folder / ACTOR_FOLDER / HUGGINGFACE_FOLDER}"
-        )
-
-
-def check_trained_weights(folder: Path, config: Mapping[str, Any], *, model_key: str) -> None:
-    """Raise `ConfigError` when the checkpoint's run trained other weights of its model than ``config``'s would: it has
-    no optimizer state for them, or an adapter that means something else.
-
-    ``model_key`` is the dotted key of the model in ``config``, and in that run's.
-    """
-    saved = load_trainer_state(folder)["config"]
-    names = ["lora_rank", "freeze"]
-    if value_at(saved, f"{model_key}.lora_rank") and value_at(config, f"{model_key}.lora_rank"):
-        names += ["lora_alpha", "target_modules"]  # which say nothing without an adapter
-    for key, (before, now) in changed_keys(saved, config, [f"{model_key}.{name}" for name in names]).items():
-        if before is not None and _in_order(before) != _in_order(now):
-            raise ConfigError(
-                f"{key}={now!r}: the run that wrote {folder} had {before!r}, and only with that can it go on; to train "
-                "its model further otherwise, take another trainer.default_local_dir, and let the model's path be "
-                f"{folder / ACTOR_FOLDER / HUGGINGFACE_FOLDER}"
-            )
-
-
-def _in_order(value: Any) -> Any:
-    """A list of names without the order in which they were given."""
-    return sorted(value) if isinstance(value, list | tuple) else value
-
-
 def step_of(folder: Path) -> int:
     """N of a folder ``global_step_<N>``."""
     match = _STEP_FOLDER.fullmatch(folder.name)

@@ -19,6 +19,7 @@ from verl.agent_trainer.dry_run import describe_agentevol, describe_evaluation, 
 from verl.agent_trainer.loading import known_keys, load_config, parse_command_line
 from verl.agent_trainer.proposals import nearest_key
 from verl.config import AgentEvolConfig, DPOConfig, GenerationConfig, PPOConfig, SFTConfig
+from verl.utils import checkpoint
 
 ROOTS: dict[str, tuple[type, str, Any]] = {
     "main_ppo": (PPOConfig, "ppo_trainer", describe_ppo),
@@ -158,6 +159,14 @@ def test_stages_and_the_checkpoint_to_go_on_from_are_told(folder: Path) -> None:
     steps = ("algorithm.rounds_ctrl.steps_scaling_inter=2", "trainer.total_training_steps=5")
     printed = plan("main_ppo", *SMALL, *stages, *steps)
     assert "rounds: 2 in steps 1-2, 4 in steps 3-4, 8 in step 5" in printed
+
+
+def test_a_checkpoint_that_the_run_could_not_go_on_from_ends_a_dry_run(folder: Path) -> None:
+    begun = checkpoint.begin(folder / "saves", 3)
+    checkpoint.save_trainer_state(begun, {"step": 3, "kind": "sft", "config": {}})
+    checkpoint.commit(folder / "saves", 3)
+    with pytest.raises(ConfigError, match=r"global_step_3 is a checkpoint of sft and not of ppo"):
+        plan("main_ppo", *SMALL, "trainer.default_local_dir=saves")
 
 
 @pytest.mark.parametrize(
