@@ -16,7 +16,7 @@ from dataclasses import dataclass
 _LABEL_AT_LINE_START = re.compile(r"^[ \t>*_#`]*action[ \t]*:", re.IGNORECASE | re.MULTILINE)
 _LABEL_ANYWHERE = re.compile(r"\baction[ \t]*:", re.IGNORECASE)
 _THOUGHT_LABEL = re.compile(r"^[\s*_#]*thought[ \t]*:[\s*_]*", re.IGNORECASE)
-_THINKING_END = "</think>"
+_THINKING_BEGIN, _THINKING_END = "<think>", "</think>"
 _GUESSED_ANSWER = re.compile(r"^[ \t*_#]*observation[ \t]*:", re.IGNORECASE | re.MULTILINE)
 _FENCE_LINE = re.compile(r"```[a-z]*", re.IGNORECASE)
 _QUOTED = re.compile(r"""(["'])((?:(?!\1).)*)\1""")
@@ -70,6 +70,16 @@ def end_of_thinking(text: str) -> int:
     """Where the answer begins: behind the last ``</think>``; 0 without one."""
     end = text.rfind(_THINKING_END)
     return 0 if end < 0 else end + len(_THINKING_END)
+
+
+def outside_thinking(text: str) -> str:
+    """``text`` without all thinking that ends; what a chat template opened begins with the text."""
+    said, position = [], 0
+    while (end := text.find(_THINKING_END, position)) >= 0:
+        begin = text.find(_THINKING_BEGIN, position, end)
+        said.append(text[position : max(begin, position)])
+        position = end + len(_THINKING_END)
+    return "\n".join([*said, text[position:]])
 
 
 def before_guessed_answer(text: str, action: re.Pattern[str] = _LABEL_ANYWHERE) -> str:

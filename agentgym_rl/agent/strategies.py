@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, ClassVar, TypeVar
 
+from agentgym_rl.agent.actions import end_of_thinking
 from agentgym_rl.agent.formats import FormatName, Found, TaskView, make_format, parse_format
 from agentgym_rl.errors import ConfigError
 from agentgym_rl.types import Message, Part, PartKind, Role, StopReason
@@ -211,7 +212,7 @@ class Agent:
 
     def lesson(self, text: str) -> Text:
         """What the next trials see of the agent's answer; its one part says where in the answer it stands."""
-        start = own.end() if (own := _OWN_LABEL.match(text)) else 0
+        start = _own_text(text)
         kept = text[start:].strip()
         begin = text.index(kept, start)
         return Text(kept, (Part(PartKind.REFLECTION, begin, begin + len(kept)),) if kept else ())
@@ -264,7 +265,7 @@ class Plan(Agent):
 
     def _read_first_plan(self, text: str) -> Reply:
         """The turn up to where it begins to think or act, which it was not asked for yet."""
-        start = own.end() if (own := _OWN_LABEL.match(text)) else 0
+        start = _own_text(text)
         following = _NEXT_LABEL.search(text, start)
         end = following.start() if following and text[start : following.start()].strip() else len(text)
         part = _stripped_part(PartKind.PLAN, text, start, end)
@@ -373,8 +374,10 @@ def conversation_start(source: Any, agent: str = "react", action_format: str = "
 
 
 def _lead_parts(lead: str) -> Iterable[Part]:
-    """Plan and thought that stand before an action. What has no label is thought."""
-    labels = [(match["kind"].lower(), match.start(), match.end()) for match in _LABEL.finditer(lead)]
+    """Plan and thought that stand before an action. What has no label is thought, and so is all up to ``</think>``."""
+    said = end_of_thinking(lead)
+    found = _LABEL.finditer(lead[said:])
+    labels = [(match["kind"].lower(), said + match.start(), said + match.end()) for match in found]
     if not labels or lead[: labels[0][1]].strip():
         labels.insert(0, (PartKind.THOUGHT, 0, 0))
     ends = [start for _, start, _ in labels[1:]] + [len(lead)]
@@ -382,6 +385,13 @@ def _lead_parts(lead: str) -> Iterable[Part]:
         part = _stripped_part(PartKind(kind), lead, begin, end)
         if part.end > part.start:
             yield part
+
+
+def _own_text(text: str) -> int:
+    """Where a plan or a reflection begins: behind thinking, and behind its label."""
+    start = end_of_thinking(text)
+    own = _OWN_LABEL.match(text, start)
+    return own.end() if own else start
 
 
 def _action_part(found: Found) -> tuple[Part, ...]:

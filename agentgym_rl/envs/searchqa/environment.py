@@ -1,6 +1,7 @@
 """SearchQA: answer a question by searching a corpus.
 
-What the agent writes is read whole: the first ``<search>query</search>`` or ``<answer>text</answer>`` in it decides. A
+What the agent writes is read whole, but for its thinking (``<think>...</think>``): the first
+``<search>query</search>`` or ``<answer>text</answer>`` decides, for a model may go on and make up what follows. A
 search shows the best passages. An answer that matches a right one (see `grading`) is rewarded with 1 and ends the
 episode; a wrong one says so, and ends it when no answers are left.
 """
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from agentgym_rl.agent.actions import outside_thinking
 from agentgym_rl.envs.base import Environment, InvalidCall, ResetResult, StepResult
 from agentgym_rl.envs.searchqa.corpus import Passage
 from agentgym_rl.envs.searchqa.grading import exact_match, f1
@@ -50,14 +52,15 @@ class SearchQAStep(StepResult):
 
 
 def parse_move(text: str) -> tuple[Move, str] | None:
-    """The first complete search or answer of a turn; None when there is none."""
+    """The first complete search or answer of a turn outside its thinking; None when there is none."""
+    said = outside_thinking(text)
     moves = []
     for move in Move:
-        start = text.find(f"<{move}>")
+        start = said.find(f"<{move}>")
         inner = start + len(move) + 2
-        end = text.find(f"</{move}>", inner)
+        end = said.find(f"</{move}>", inner)
         if start >= 0 and end >= 0:
-            moves.append((start, move, text[inner:end].strip()))
+            moves.append((start, move, said[inner:end].strip()))
     return min(moves)[1:] if moves else None
 
 

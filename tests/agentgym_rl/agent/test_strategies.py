@@ -81,6 +81,11 @@ def test_an_experts_answer_is_read_back_as_its_action():
         ("**Plan:** a\nb\n**Thought:** so\n\nAction:\ngo", [("plan", "a\nb"), ("thought", "so"), ("action", "go")]),
         ("Thought: so\nPlan: a\nAction: go\nObservation: won", [("thought", "so"), ("plan", "a"), ("action", "go")]),
         ("Thought:\nAction: go", [("action", "go")]),
+        (
+            "<think>\nPlan: b\nAction: look\n</think>\nPlan: a\nAction: go",
+            [("thought", "<think>\nPlan: b\nAction: look\n</think>"), ("plan", "a"), ("action", "go")],
+        ),
+        ("<think>so</think>Plan: a\nAction: go", [("thought", "<think>so</think>"), ("plan", "a"), ("action", "go")]),
         ("", []),
         ("   \n", []),
     ],
@@ -100,6 +105,10 @@ def test_the_parts_of_a_turn(text, expected):
         ("1. look\nAction: look", "1. look"),
         ("Plan: look\nThought: now\nAction: look\nObservation: a door", "look"),
         ("Action: look", "Action: look"),
+        ("<think>\nPlan: go at once?\n</think>\n\nPlan: look, then go", "look, then go"),
+        ("Thought: which?\n</think>\n1. look\n2. go", "1. look\n2. go"),
+        ("<think>all was thinking</think>", ""),
+        ("<think>without an end", "<think>without an end"),
         ("", ""),
     ],
 )
@@ -130,6 +139,14 @@ def test_a_reflection_is_asked_for_in_view_of_what_the_last_action_did():
     assert lesson.content == "look twice"
     assert parts_of("  Reflection: look twice \n", lesson.parts) == [("reflection", "look twice")]
     assert agent.lesson("\n") == Text("")
+    assert agent.lesson("<think>\nReflection: hm\n</think>\n\nReflection: look twice").content == "look twice"
+
+
+def test_a_plan_that_is_only_considered_replaces_none():
+    agent = AgentChoice("plan").make(TASK)
+    agent.read("look, then go")
+    agent.read("<think>\nPlan: run away?\n</think>\nThought: no.\nAction: look")
+    assert agent.plan == "look, then go"
 
 
 def test_a_demonstration_of_a_plan_lists_what_the_expert_does():

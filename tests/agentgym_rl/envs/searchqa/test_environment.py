@@ -51,6 +51,11 @@ def episode(max_answers: int | None = None) -> tuple[SearchQA, Scripted]:
         ("Action: <search>Köln 行动</search>", (Move.SEARCH, "Köln 行动")),
         ("no tag", None),
         ("<answer>b</search>", None),
+        ("<think><search>a</search>?</think> <answer>b</answer>", (Move.ANSWER, "b")),
+        ("<answer>a</answer>?</think> <search>b</search>", (Move.SEARCH, "b")),  # the template opened the thinking
+        ("<think>x</think><search>a</search> guess <think>y</think><answer>b</answer>", (Move.SEARCH, "a")),
+        ("<think><answer>a</answer></think>", None),
+        ("<think>never ends <search>a</search>", (Move.SEARCH, "a")),
     ],
 )
 def test_the_first_complete_tag_decides(text: str, expected: Any) -> None:
@@ -60,6 +65,7 @@ def test_the_first_complete_tag_decides(text: str, expected: Any) -> None:
 def test_many_open_tags_cost_no_more_than_their_length() -> None:
     started = time.perf_counter()
     assert parse_move("<search>" * 200_000) is None
+    assert parse_move("<think>" * 200_000 + "</think>" * 200_000) is None
     assert time.perf_counter() - started < 2  # trying every opening tag anew would take minutes
 
 
