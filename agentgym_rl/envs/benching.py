@@ -87,7 +87,8 @@ def _wait_for(ready: Path, process: subprocess.Popen[bytes]) -> str:
 
 
 def load(spec: EnvSpec, url: str, *, clients: int, seconds: float, pid: int | None = None) -> LoadResult:
-    """Play with ``clients`` sessions at once for ``seconds``: each resets, steps with its example action, and so on.
+    """Play with ``clients`` sessions at once for ``seconds``: each resets, steps with its example action, and so on;
+    longer where it takes longer to make a step.
 
     Their memory is that of sessions in an episode which has just begun.
     """
@@ -138,16 +139,17 @@ class _Session:
         self._handle = content[handle_field] if isinstance(content, dict) else content
 
     def play(self, number: int, end: float) -> int:
-        """Episodes until the clock says ``end``; returns the steps made."""
+        """Episodes until the clock says ``end``, at least a step; returns the steps made."""
         steps, item = 0, number
         self.reset(item)
-        while time.perf_counter() < end:
+        while True:
             content = self._timed("step", {"action": self._spec.client.example_action})
             steps += 1
+            if time.perf_counter() >= end:
+                return steps
             if any(content.get(field) for field in ("done", "terminated", "truncated")) or steps % 10 == 0:
                 item += 1
                 self.reset(item)
-        return steps
 
     def close(self) -> None:
         self._timed("close", {})

@@ -29,6 +29,7 @@ from tables import (
     write_block,
     write_reports,
 )
+from trl_loop import python_with_trl
 
 HERE = Path(__file__).resolve().parent
 DOCUMENT, README = PROJECT / "docs" / "performance.md", PROJECT / "README.md"
@@ -82,7 +83,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("benches", nargs="*", metavar="BENCH", help=f"of {', '.join(names)}; default: all")
     parser.add_argument("--quick", action="store_true", help="smaller runs, which reach no document")
     parser.add_argument("--quickstart", action="store_true", help="the quickstart as well: several minutes")
-    parser.add_argument("--trl-python", metavar="PYTHON", help="an interpreter that has TRL, to compare with")
+    trl_help = "an interpreter that has TRL, to compare with, and this project"
+    parser.add_argument("--trl-python", metavar="PYTHON", type=python_with_trl, help=trl_help)
     parser.add_argument("--out", type=Path, help="where results and figures go instead, and no document changes")
     options = parser.parse_args(arguments)
     if unknown := [name for name in options.benches if name not in names]:

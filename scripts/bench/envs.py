@@ -343,7 +343,8 @@ def bench_webarena(options: Options) -> Iterator[Result]:
             with spec.client(url) as first:  # which starts the browser that stays for the others
                 first.reset(0)
             shared_mb = (memory_bytes(pid) - alone) / 1e6
-            result = load(spec, url, clients=clients, seconds=options.seconds, pid=pid)
+            # Eight sessions that begin at once take seconds to do so.
+            result = load(spec, url, clients=clients, seconds=4 * options.seconds, pid=pid)
         assert result.bytes_per_session is not None
         for call in result.calls:
             print(f"    {call.name:8} p50 {1000 * call.p50_s:7.0f} ms   p99 {1000 * call.p99_s:7.0f} ms")

@@ -10,8 +10,8 @@
   the process held before (each in a process of its own), and time.
 * ``small``: a whole training step on the letters (`letters`) against a plain PyTorch loop (`plain_loop`), step by step
   in turn, from the same model with the same settings; and how long the policy takes from .4 to .95, from a model of
-  each of three seeds. With ``--trl-python``, an interpreter that has TRL, also against TRL's GRPO (`trl_letters`), in
-  turn as well though in a process of its own, in CPU time.
+  each of three seeds. With ``--trl-python``, an interpreter that has TRL and this project, also against TRL's GRPO
+  (`trl_letters`), in turn as well though in a process of its own, in CPU time.
 * ``outside``: what a step of the quickstart's size spends outside the model (batches, dispatch, packing, advantages,
   logs), as a share of that and the update, medians of several steps; generation, which would make the share smaller,
   is left out.
@@ -44,7 +44,7 @@ import torch
 from bench import Result
 from plain_loop import PlainLoop
 from transformers import Qwen2Config, Qwen2ForCausalLM
-from trl_loop import StepTimes, TRLLoop
+from trl_loop import StepTimes, TRLLoop, python_with_trl
 
 from agentgym_rl.rollout.log import TrajectoryLog
 from agentgym_rl.rollout.statistics import rollout_metrics
@@ -541,7 +541,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     parser = argparse.ArgumentParser(description="Ratios of the learner's cost")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--trl-python", help="an interpreter that has TRL")
+    parser.add_argument("--trl-python", type=python_with_trl, help="an interpreter that has TRL and this project")
     return bench.run("train", measure, parser, arguments)
 
 

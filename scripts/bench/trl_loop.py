@@ -6,6 +6,7 @@ output says what the step took. Whatever else the process prints is passed over;
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -36,15 +37,35 @@ class TRLError(Exception):
     """The process did not answer."""
 
 
+def python_with_trl(python: str) -> str:
+    """``python`` as an option's value, if it has what `trl_letters` imports; TRL itself, which takes long, is not."""
+    looks = "import importlib.metadata, agentgym_rl.agent.strategies; importlib.metadata.version('trl')"
+    try:
+        asked = subprocess.run(
+            [python, "-c", looks], cwd=HERE, env=_environment(), capture_output=True, text=True, timeout=START_S
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise argparse.ArgumentTypeError(f"{python!r}: {error}") from error
+    if asked.returncode:
+        why = (asked.stderr.strip().splitlines() or [f"status {asked.returncode}"])[-1]
+        raise argparse.ArgumentTypeError(
+            f"{python!r}: must be an interpreter with TRL and this project ({python} -m pip install trl -e .): {why}"
+        )
+    return python
+
+
+def _environment() -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": str(HERE.parents[1]), "HF_HUB_OFFLINE": "1"}
+
+
 class TRLLoop:
     """TRL's trainer in a process of its own; a context manager, inside which `step` makes it train."""
 
     def __init__(self, command: Sequence[str], *, start_s: float = START_S, step_s: float = STEP_S) -> None:
         """``command`` starts the process. Raises `TRLError` when it ends, or is not ready after ``start_s``."""
         self._step_s = step_s
-        environment = os.environ | {"PYTHONPATH": str(HERE.parents[1]), "HF_HUB_OFFLINE": "1"}
         self._process = subprocess.Popen(
-            list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+            list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=_environment()
         )
         try:
             self._answer(start_s, "starting")
@@ -54,7 +75,7 @@ class TRLLoop:
 
     @classmethod
     def of(cls, python: str, model_folder: Path, *, steps: int) -> TRLLoop:
-        """At most ``steps`` steps from a model's folder, by an interpreter that has TRL."""
+        """At most ``steps`` steps from a model's folder, by an interpreter that `python_with_trl` takes."""
         return cls([python, str(HERE / "trl_letters.py"), str(model_folder), str(steps)])
 
     def step(self) -> StepTimes:

@@ -194,6 +194,15 @@ def test_another_trainer_that_does_not_answer_is_an_error(modules, program, limi
         trl.step()
 
 
+@pytest.mark.parametrize(
+    ("python", "complaint"),
+    [("no/such/python", "No such file"), (sys.executable, "must be an interpreter with TRL and this project .*trl")],
+)
+def test_an_interpreter_without_trl_is_refused_before_anything_is_measured(modules, python, complaint):
+    with pytest.raises(argparse.ArgumentTypeError, match=complaint):
+        modules.trl_loop.python_with_trl(python)
+
+
 def test_an_unknown_bench_is_refused_with_the_list_of_those_that_are(modules, capsys):
     with pytest.raises(SystemExit):
         modules.all.parse(["rolout"])

@@ -17,6 +17,7 @@ from support.servers import serve
 
 from agentgym_rl.cli import main
 from agentgym_rl.envs import registry
+from agentgym_rl.envs.benching import load
 from agentgym_rl.envs.commands import TaskParser, add_serve
 from agentgym_rl.envs.options import configured_spec, settings_arguments
 from agentgym_rl.envs.registry import EnvSpec
@@ -132,6 +133,13 @@ def test_a_server_that_runs_already_is_measured_in_its_own_dialect(
     with serve(build_app(QUIZ_SPEC)) as url:
         assert main(["bench", "quiz", "--clients", "2", "--seconds", "0.2", "--episodes", "4", "--env-addr", url]) == 0
     assert "kB per session" not in capsys.readouterr().out
+
+
+def test_each_client_makes_a_step_however_long_its_reset_takes() -> None:
+    with serve(build_app(SPEC)) as url:
+        result = load(SPEC, url, clients=3, seconds=0)
+    assert result.steps == 3 and result.steps_per_s > 0
+    assert [call.count for call in result.calls if call.name == "step"] == [3]
 
 
 # ------------------------------------------------------------------------------------------------------------ settings
