@@ -3,7 +3,7 @@
 #
 # A small language model learns TextCraft on a CPU: warmed up on demonstrations, then trained by multi-turn GRPO with a
 # horizon that grows (ScalingInter-RL), and evaluated on goals that it never saw, before and after.
-# Every key=value reaches the trainer (verl/config.py documents them), e.g. trainer.total_training_steps=20.
+# Every key=value reaches the trainer (verl/config documents them), e.g. trainer.total_training_steps=20.
 #
 # Variables:
 #   OUT         folder of this run                                    (default: saves/quickstart/<time>)

@@ -3,7 +3,7 @@
     python scripts/make_configuration_docs.py            write it
     python scripts/make_configuration_docs.py --check    exit with 1 when it is not up to date
 
-Everything comes from the dataclasses of verl/config.py and the YAML files of verl/agent_trainer/config.
+Everything comes from the dataclasses of verl/config and the YAML files of verl/agent_trainer/config.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PROGRAMS: dict[str, tuple[type, str]] = {
 }
 INTRODUCTION = """# Configuration
 
-<!-- Written by scripts/make_configuration_docs.py from verl/config.py; edit that, then run it. -->
+<!-- Written by scripts/make_configuration_docs.py from verl/config; edit that, then run it. -->
 
 Every program takes its options as `key=value`, with the keys below:
 
@@ -97,9 +97,9 @@ def meaning(kind: type, key: str) -> str:
 
 def _field_texts() -> dict[str, dict[str, str]]:
     """class -> field -> the string literal that follows it."""
-    tree = ast.parse(Path(verl.config.__file__).read_text())
+    trees = [ast.parse(file.read_text()) for file in Path(verl.config.__file__).parent.glob("*.py")]
     texts: dict[str, dict[str, str]] = {}
-    for owner in (node for node in tree.body if isinstance(node, ast.ClassDef)):
+    for owner in (node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)):
         for statement, after in zip(owner.body, owner.body[1:], strict=False):
             if (
                 isinstance(statement, ast.AnnAssign)

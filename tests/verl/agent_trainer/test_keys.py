@@ -10,11 +10,11 @@ import pytest
 
 import verl.config
 
-SOURCES = [*Path(verl.config.__file__).parent.rglob("*.py")]
+SOURCES = [*Path(verl.config.__file__).parents[1].rglob("*.py")]
 BRANCHES = {
     name: kind
     for name, kind in vars(verl.config).items()
-    if isinstance(kind, type) and dataclasses.is_dataclass(kind) and kind.__module__ == verl.config.__name__
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind) and kind.__module__.startswith(verl.config.__name__)
 }
 LOOKS = ("__post_init__", "_check_")
 """Functions of the configuration that only look whether values are possible."""
