@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from agentgym_rl.errors import ConfigError
-from verl.config import ModelConfig, PPOConfig, SFTConfig
+from verl.config import ModelConfig, PPOConfig, SFTConfig, TrainingRunConfig
 from verl.models.shapes import read_config
 from verl.utils.checkpoint import (
     ACTOR_FOLDER,
@@ -32,16 +32,13 @@ def ppo_checkpoint(config: PPOConfig) -> Path | None:
 
     Raises `ConfigError` when the one asked for does not exist, or the run cannot go on from it.
     """
-    trainer, key = config.trainer, "actor_rollout_ref.model"
-    folder = find_resume_folder(
-        Path(trainer.default_local_dir), mode=trainer.resume_mode, path=trainer.resume_from_path
-    )
+    folder, key = _asked_for(config.trainer), "actor_rollout_ref.model"
     if folder is None:
         return None
     _check_kind(folder, "ppo")
     if config.needs_critic:
         _check_has_critic(folder)
-    if not trainer.rollout_only:
+    if not config.trainer.rollout_only:
         _check_trained_weights(folder, asdict(config), key)
         _check_shape(folder, config.actor_rollout_ref.model, key)
     return folder
@@ -49,15 +46,17 @@ def ppo_checkpoint(config: PPOConfig) -> Path | None:
 
 def data_checkpoint(config: SFTConfig, *, kind: str) -> Path | None:
     """The same for training on data; ``kind`` is ``sft`` or ``dpo``."""
-    trainer = config.trainer
-    folder = find_resume_folder(
-        Path(trainer.default_local_dir), mode=trainer.resume_mode, path=trainer.resume_from_path
-    )
+    folder = _asked_for(config.trainer)
     if folder is not None:
         _check_kind(folder, kind)
         _check_trained_weights(folder, asdict(config), "model")
         _check_shape(folder, config.model, "model")
     return folder
+
+
+def _asked_for(trainer: TrainingRunConfig) -> Path | None:
+    """The folder that the configuration names, or finds."""
+    return find_resume_folder(Path(trainer.default_local_dir), mode=trainer.resume_mode, path=trainer.resume_from_path)
 
 
 def _check_kind(folder: Path, kind: str) -> None:
